@@ -99,7 +99,7 @@ class BasisFunction(InducedFunction):
         return x
 
     def features(self, rows: Array) -> Array:
-        found = [series(rows) for series in self.series]
+        found = [series(rows) for series in self.series]  # sqrt(rho(omega_j)) e_j(x) (N, M)
         return checkpoint_name(found[0] if isinstance(self.kernels, Kernel) else jnp.stack(found), ROWS)
 
     def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
@@ -118,7 +118,7 @@ class BasisFunction(InducedFunction):
         return moments
 
     def prior_variance(self, rows: Array) -> Array:
-        return jnp.square(self.features(rows)).sum(-1)
+        return jnp.square(self.features(rows)).sum(-1)  # sum_j rho(omega_j) e_j(x)^2
 
     def covariance(self, x: Array, y: Array | None = None) -> Array:
         def by_batch(x: Array) -> Array:
@@ -126,7 +126,7 @@ class BasisFunction(InducedFunction):
             return jnp.moveaxis(found.reshape(-1, *x.shape[:-1], self.size), 0, -3)
 
         A = by_batch(x)
-        return matmul(A, (A if y is None else by_batch(y)).mT)
+        return matmul(A, (A if y is None else by_batch(y)).mT)  # A(x) A(y)', the k of the finite sum
 
     def held(self) -> BasisFunction:
         kernels, series = jax.lax.stop_gradient((self.kernels, self.series))
@@ -144,10 +144,11 @@ class BasisFunction(InducedFunction):
                 f"{'others' if not same else type(self.mean).__name__}: keep them as they are, with "
                 "dgp.means.ZeroMean() or dgp.means.IdentityMean(), or give the layer dgp.Points(Z)"
             )
+        # One function, d_j v_j = d'_j v'_j: v' = (d / d') v, d the standard deviations of now.
         pairs = zip(self.series, other.series, strict=True)
         ratios = jnp.stack([ours.deviations(self.site) / theirs.deviations(self.site) for ours, theirs in pairs])
         known = ratios * self.by_output(self.v.loc)
-        slope = ratios[:, :, None] * jnp.eye(self.size, dtype=ratios.dtype)
+        slope = ratios[:, :, None] * jnp.eye(self.size, dtype=ratios.dtype)  # diag(d / d') (P, M, M)
         spread = self.v.spread_covariance(slope)
         return known, jnp.zeros_like(slope) if spread is None else spread
 
@@ -191,6 +192,7 @@ def least_size(kernel: type[Kernel], lengthscale: float, length: float, error: f
     k, size = _of(kernel, lengthscale), 64
     while size <= _MOST:
         with jax.ensure_compile_time_eval():
+            # k(0) = (1 / pi) int_0^inf rho(omega) d omega, in steps of pi / length.
             density = np.asarray(k.spectral_density(math.pi * jnp.arange(size + 1.0)[:, None] / length), float)
             wanted = (1 - error) * float(_variance(k))
         below = (np.cumsum(density) - 0.5 * density[0]) / length  # by the trapezoidal rule, from zero on
@@ -318,6 +320,7 @@ class Basis(SineBox):
                 "Basis.around(X, shortest, longest=...)"
             )
         rows = X.reshape(-1, X.shape[-1])
+        # At a distance d from an end the finite sum tends to the variance k(0) - k(2 d).
         margin = np.array([reach(kernel, float(scale), error / 2) / 2 for scale in long], X.dtype)
         low, high = rows.min(0) - margin, rows.max(0) + margin
         sides = zip(short.tolist(), (high - low).tolist(), strict=True)

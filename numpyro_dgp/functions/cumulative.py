@@ -63,5 +63,7 @@ def cumulative(x: ArrayLike, knots: ArrayLike, rates: ArrayLike) -> Array:
     steps, rises = jnp.diff(knots), jnp.diff(rates)
     # How much of each interval lies below x. Sums over intervals keep the rows of x apart, as indices would not.
     share = jnp.clip((x[..., None] - knots[:-1]) / steps, 0, 1)
+    # int_0^s (r_q + a (r_{q+1} - r_q)) step da = step (s r_q + s^2 (r_{q+1} - r_q) / 2)
     inside = (steps * (share * rates[:-1] + 0.5 * jnp.square(share) * rises)).sum(-1)
+    # Beyond the knots, where the rates are constant: (x - t_1) r_1, (x - t_Q) r_Q.
     return inside + jnp.minimum(x - knots[0], 0) * rates[0] + jnp.maximum(x - knots[-1], 0) * rates[-1]

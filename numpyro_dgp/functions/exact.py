@@ -64,7 +64,7 @@ class ExactFunction:
         require_noise(noise, self.outputs)
         loc = mean_values(self.mean, x, self.outputs)
         loc = jnp.broadcast_to(loc, x.shape[:-1] + (() if self.outputs is None else (self.outputs,)))
-        covariance = covariances(self.kernels, x) + noise_covariance(noise, x.shape[-2], x.dtype)
+        covariance = covariances(self.kernels, x) + noise_covariance(noise, x.shape[-2], x.dtype)  # k(x, x) + s^2 I
         event_dim = 1 if self.outputs is None else 2
         return JointValues(loc, covariance, event_dim=event_dim, origin=Origin(self, x, noise))
 
@@ -131,6 +131,7 @@ class ExactFunction:
             kernels = (kernels,) * (self.outputs or 1)
         K = gram(kernels, x) + noise_covariance(noise, len(x), x.dtype)
         whiten = inverse_cholesky(K, "k(X, X) of an exact process")
+        # f | y is f with inducing inputs X: v = L^-1 (y - m(X)), L L' = k(X, X) + s^2 I.
         v = whiten_columns(whiten, residual[:, None] if self.outputs is None else residual)
         known = KnownWeights(v[0] if self.outputs is None else v)
         return SparseFunction(kernels, x, whiten, known, self.outputs, self.mean)

@@ -161,6 +161,7 @@ class Values(NotAnArray):
         raise NotImplementedError
 
     def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
+        # Held: XLA would generate the numbers again in every fusion that uses them.
         white = computed_once(jax.random.normal(key, self.shape(sample_shape), self.loc.dtype))
         return self.from_white(white), [white]
 
@@ -216,15 +217,16 @@ class FunctionValues(Values):
         return self.conditional_variance + spread if self.total is None else self.total
 
     def from_white(self, white: Array) -> Array:
-        return self.loc + safe_sqrt(self.variance) * white
+        return self.loc + safe_sqrt(self.variance) * white  # mu + sqrt(c + spread) eps; slope zero at variance zero
 
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
         c = self.conditional_variance
         if intermediates and self.spread is None:
-            square = jnp.square(intermediates[0])
+            square = jnp.square(intermediates[0])  # of a draw, (h - mu)^2 / c = eps^2 to the last digit
         else:
+            # E_q (h - mu(v))^2 / c: the spread is the variance of mu(v) under q(v).
             square = (jnp.square(value - self.loc) + (0 if self.spread is None else self.spread)) / c
-        return sum_event(-0.5 * (square + jnp.log(2 * math.pi * c)), self.event_dim)
+        return sum_event(-0.5 * (square + jnp.log(2 * math.pi * c)), self.event_dim)  # E_q log N(h; mu(v), c)
 
     def expand(self, batch_shape: Any) -> FunctionValues:
         shape = (*batch_shape, *self.event_shape)
@@ -294,6 +296,7 @@ class MixedValues(FunctionValues):
             )
         require_finite("weights of mix", W, "check the data the directions came from")
         self.functions, self.W = functions, jnp.asarray(W, functions.loc.dtype)
+        # Var[f_p] = sum_q W_pq^2 sigma_q^2, part by part of the variance.
         squares = jnp.square(self.W).T
         spread, total = (None if a is None else matmul(a, squares) for a in (functions.spread, functions.total))
         variance = matmul(functions.conditional_variance, squares)
@@ -325,6 +328,7 @@ class MixedValues(FunctionValues):
             [[[1.25 1.  ]
               [1.   2.25]]]
         """
+        # G diag(sigma), G = diag(alpha) W (..., P, Q), and tau^2 (..., P)
         factor = (slope[..., None] * self.W) * safe_sqrt(self.functions.variance)[..., None, :]
         diagonal = jnp.square(jnp.broadcast_to(scale, mean.shape))
         return dist.LowRankMultivariateNormal(mean, factor, diagonal, validate_args=False)
@@ -339,6 +343,7 @@ class MixedValues(FunctionValues):
         if observed is None:
             return self.observed(mean, slope, scale).log_prob(y)
         observed, slope, scale = (jnp.broadcast_to(a, mean.shape) for a in (observed, slope, scale))
+        # alpha_p = 0 and tau_p = 1: the factor of a column that is left out is N(y_p; y_p, 1).
         kept = self.observed(mean, jnp.where(observed, slope, 0.0), jnp.where(observed, scale, 1.0))
         left_out = 0.5 * math.log(2 * math.pi) * (~observed).sum(-1)
         return kept.log_prob(jnp.where(observed, y, mean)) + left_out
@@ -366,6 +371,7 @@ def _refuse_site() -> NoReturn:
 @kl_divergence.register(FunctionValues, FunctionValues)
 def _kl_values(q: FunctionValues, p: FunctionValues) -> Array:
     r"""KL between independent Gaussians, with :math:`E_{q(u)}` of the second where it has a spread."""
+    # E (m_q - m_p(v))^2 = (m_q - m_p)^2 + spread
     square = jnp.square(q.loc - p.loc) + (0 if p.spread is None else p.spread)
     return sum_event(expected_kl(q.variance, square, p.conditional_variance), q.event_dim)
 

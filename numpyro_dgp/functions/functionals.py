@@ -45,6 +45,7 @@ class Slope:
     def __call__(self, values: Callable[[Array], Array], rows: Array) -> Array:
         """The functionals of ``values``, a function that treats rows one by one."""
         along = jnp.asarray(jnp.arange(rows.shape[-1]) == self.column, rows.dtype)
+        # d/dt values(x + t e_d) at t = 0: rows are treated one by one, so that one jvp serves all.
         return jax.jvp(values, (rows,), (jnp.broadcast_to(along, rows.shape),))[1]
 
 
@@ -63,7 +64,7 @@ class DirectionalSlope:
     def __call__(self, values: Callable[[Array], Array], rows: Array) -> Array:
         """The functionals of ``values``, a function that treats rows one by one."""
         x, direction = jnp.split(rows, 2, -1)
-        return jax.jvp(values, (x,), (direction,))[1]
+        return jax.jvp(values, (x,), (direction,))[1]  # d/dt values(x + t e) at t = 0
 
 
 @pytree
@@ -110,9 +111,10 @@ def between(functional: LinearFunctional, covariance: Callable[[Array, Array], A
     """
 
     def with_functionals(inputs: Array) -> Array:
+        # (L_x' k(s, .))(y), shape (..., n, N'): functionals act on the last axis but one.
         return functional(lambda others: covariance(inputs, others).mT, y).mT
 
-    return functional(with_functionals, x)
+    return functional(with_functionals, x)  # L_x L_x' k
 
 
 class Smoothness(NamedTuple):

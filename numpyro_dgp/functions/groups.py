@@ -71,8 +71,9 @@ def open_in_plate(
     own, labelled = kernels, kernels
     if isinstance(kernels, PerGroup):
         own = kernels.kernel
-        K = jax.vmap(lambda k, z: k.gram(z), (0, 0 if Z.ndim == 3 else None))(own, Z)
+        K = jax.vmap(lambda k, z: k.gram(z), (0, 0 if Z.ndim == 3 else None))(own, Z)  # k_g(Z_g, Z_g) (L, M, M)
     else:
+        # k((x, g), (x', g')) = k(x, x') [g = g']
         labelled = kernels.on(*range(dims)) * Categorical(L, correlation=0.0).on(dims)
         K = own.gram(Z)
     whiten = inverse_cholesky(K, f"k(Z, Z) of {owner}")
@@ -150,7 +151,7 @@ class GroupedFunction(InducedFunction):
         x, labels = rows[:, :-1], rows[:, -1].astype(int)
         whiten = self.whiten.astype(jnp.result_type(rows, self.whiten))
         if self.Z.ndim == 2 and not isinstance(self.kernels, PerGroup):
-            return rows_times(self.own(x, self.Z).astype(whiten.dtype), whiten.T), labels
+            return rows_times(self.own(x, self.Z).astype(whiten.dtype), whiten.T), labels  # a = L^-1 k(Z, x)
 
         def covariances(k: Kernel, x: Array, Z: Array) -> Array:
             return k(x[None], Z)[0]
@@ -159,7 +160,7 @@ class GroupedFunction(InducedFunction):
         own = self.kernels.of(labels) if isinstance(self.kernels, PerGroup) else self.own
         Z = self.Z[labels] if self.Z.ndim == 3 else self.Z
         cross = jax.vmap(covariances, (0 if batched else None, 0, 0 if self.Z.ndim == 3 else None))(own, x, Z)
-        return einsum("nij,nj->ni", whiten[labels], cross.astype(whiten.dtype)), labels
+        return einsum("nij,nj->ni", whiten[labels], cross.astype(whiten.dtype)), labels  # a_n = L_g^-1 k_g(Z_g, x_n)
 
     def features(self, rows: Array) -> Array:
         """A (N, L M), of which the values of other groups have none."""
@@ -172,18 +173,19 @@ class GroupedFunction(InducedFunction):
         return (self.kernels.gram(x) if y is None else self.kernels(x, y))[..., None, :, :]
 
     def conditional_variance(self, rows: Array, A: Array) -> Array:
-        return open_variance(self.prior_variance(rows), jnp.square(A).sum(-1), self.Z.shape[-2])
+        return open_variance(self.prior_variance(rows), jnp.square(A).sum(-1), self.Z.shape[-2])  # k_g(x, x) - a'a
 
     def moments(self, rows: Array) -> Moments:
         if self.v.whole is not None:
             return super().moments(rows)
+        # A row takes the (M, M) factors of its own group.
         return in_blocks(self.block_moments(rows), rows, cells=self.Z.shape[-2] ** 2)
 
     def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
         def moments(rows: Array) -> Moments:
             A, labels = self.blocks(rows)
             open_ = self.conditional_variance(rows, A)[:, None]
-            loc, spread = self.v.moments_of_block(A, labels)
+            loc, spread = self.v.moments_of_block(A, labels)  # a' m_g and a' Sigma_g a (N, P)
             return loc, jnp.broadcast_to(open_, loc.shape), spread, None
 
         return moments
@@ -197,7 +199,7 @@ class GroupedFunction(InducedFunction):
             return matvec(weights, self.kernels.features(key, x, weights.shape[-1]))
 
         at_points = values(self.inducing_inputs).T.reshape(-1, self.groups, self.Z.shape[-2], 1)
-        return values(rows), matmul(self.whiten, at_points).reshape(-1, self.size)
+        return values(rows), matmul(self.whiten, at_points).reshape(-1, self.size)  # v_g = L_g^-1 f(Z_g)
 
     def whitened_values_of(self, other: InducedFunction) -> NoReturn:
         raise ValueError(

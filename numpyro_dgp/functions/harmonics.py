@@ -35,9 +35,9 @@ from numpyro_dgp.means import Mean
 __all__ = ["HarmonicFunction", "Harmonics"]
 
 _MOST = 2000
-_BEYOND = 24
-_NOTHING = 1e-10
-_NO_SHARE = 1e-6
+_BEYOND = 24  # degrees beyond those of v that draws of functions look at one by one
+_NOTHING = 1e-10  # least share of a degree, at which sqrt(a_l) and log(a_l) have finite slopes
+_NO_SHARE = 1e-6  # of the variance: degrees with less get a warning
 
 
 @pytree
@@ -119,11 +119,12 @@ class Harmonics:
                 "program is compiled, with the shortest lengthscale"
             )
         last, total = 0, count(dims, 0)
+        # Degrees 0 to L, at most four times as many harmonics as may be kept.
         while total + count(dims, last + 1) <= 4 * size:
             last, total = last + 1, total + count(dims, last + 1)
         dtype = jnp.result_type(float)
         shares = np.asarray(degree_shares(dims, last, kernel.cast(dtype).by_angle, dtype))
-        each = shares / [count(dims, degree) for degree in range(last + 1)]
+        each = shares / [count(dims, degree) for degree in range(last + 1)]  # a_l / N_l, the variance of one harmonic
         kept, left = [], size
         for degree in np.argsort(-each, kind="stable"):
             if shares[degree] > 1e-6 * shares.sum() and count(dims, int(degree)) <= left:
@@ -236,6 +237,7 @@ class HarmonicFunction(InducedFunction):
 
     def total(self) -> Array:
         """Variances of all parts together, or (P,) where outputs differ."""
+        # kappa(0) = sum_l a_l
         return self._by_kernel(lambda kernel: _at_angle_zero(kernel, jnp.result_type(*jax.tree.leaves(kernel), float)))
 
     def features(self, rows: Array) -> Array:
@@ -244,9 +246,9 @@ class HarmonicFunction(InducedFunction):
         def of(kernel: ZonalKernel, shares: Array) -> Array:
             kernel = kernel.cast(rows.dtype)
             directions = kernel.directions(rows)
-            parts = [harmonics(self.sphere, degree, directions) for degree in self.degrees]
+            parts = [harmonics(self.sphere, degree, directions) for degree in self.degrees]  # B_l (N, N_l)
             scaled = [jnp.sqrt(a).astype(rows.dtype) * part for a, part in zip(shares, parts, strict=True)]
-            return kernel.factor(rows)[:, None] * jnp.concatenate(scaled, -1)
+            return kernel.factor(rows)[:, None] * jnp.concatenate(scaled, -1)  # r(x) [sqrt(a_l) B_l]_l
 
         return self._by_kernel(of, shares)
 
@@ -262,6 +264,7 @@ class HarmonicFunction(InducedFunction):
         def of(kernel: ZonalKernel, shares: Array) -> Array:
             kernel = kernel.cast(rows.dtype)
             total = _at_angle_zero(kernel, rows.dtype)
+            # r(x)^2 (kappa(0) - sum of the a_l kept), at least the jitter
             return jnp.square(kernel.factor(rows)) * jnp.maximum(total - shares.sum(), least * total)
 
         return self._by_kernel(of, self.shares())
@@ -279,21 +282,25 @@ class HarmonicFunction(InducedFunction):
         own, degree_key, direction_key = jax.random.split(key, 3)
         v = jax.random.normal(own, (P, self.size), weights.dtype)
         last = max(self.degrees) + _BEYOND
+        # Degrees that v does not have, up to L; L + 1 stands for all beyond.
         open_ = np.setdiff1d(np.arange(last + 2), self.degrees)
         ends = jax.random.normal(direction_key, (self.sphere, num), rows.dtype)
-        ends = ends / jnp.linalg.norm(ends, axis=0)
+        ends = ends / jnp.linalg.norm(ends, axis=0)  # w, uniform on the sphere (E, num)
 
         def of(kernel: ZonalKernel, shares: Array) -> Array:
             kernel = kernel.cast(rows.dtype)
             total = _at_angle_zero(kernel, rows.dtype)
+            # a_l of the open degrees, and what is left of kappa(0) beyond L.
             every = jnp.append(shares, jnp.maximum(total - shares.sum(), _NOTHING * total))[open_]
             which = jax.random.categorical(degree_key, jnp.log(every), shape=(num,))
             cosine = matmul(kernel.directions(rows), ends)
             found, polynomials = jnp.zeros_like(cosine), zonal_polynomials(self.sphere, cosine)
             for degree in range(last + 2):
+                # E_w[N_l P_l(x . w) P_l(x' . w)] = P_l(x . x')
                 polynomial = next(polynomials) * count(self.sphere, degree) ** 0.5
                 if degree in open_:
                     found = jnp.where(which == np.searchsorted(open_, degree), polynomial, found)
+            # r(x) sqrt(sum_l a_l) sqrt(N_l) P_l(x . w), of degree l with probability a_l / sum_l a_l
             return kernel.factor(rows)[:, None] * jnp.sqrt(every.sum()) * found
 
         others = self._by_kernel(of, self.shares(last))

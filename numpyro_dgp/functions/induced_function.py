@@ -166,7 +166,7 @@ class InducedFunction(FeatureFunction):
             )
         require_finite("direction of f.grad", e, "check how it was computed")
         self._require_slopes(None)
-        rows = jnp.concatenate([x, jnp.broadcast_to(jnp.asarray(e, x.dtype), x.shape)], -1)
+        rows = jnp.concatenate([x, jnp.broadcast_to(jnp.asarray(e, x.dtype), x.shape)], -1)  # (x, e) (..., 2 D)
         return self._functional(DirectionalSlope(), rows, noise, joint)
 
     def linear(self, x: ArrayLike, A: ArrayLike, *, noise: ArrayLike | None = None, joint: bool = False) -> Any:
@@ -220,7 +220,7 @@ class InducedFunction(FeatureFunction):
 
     def _require_slopes(self, column: int | None) -> None:
         """Refuse a slope if functions of the kernel have too few derivatives."""
-        columns = (*self.slopes_taken, column)
+        columns = (*self.slopes_taken, column)  # one derivative for each slope that is taken
         for kernel in (self.kernels,) if isinstance(self.kernels, Kernel) else self.kernels:
             least = min((smoothness(kernel, d) for d in columns), key=lambda found: found.derivatives)
             if least.derivatives < len(columns):
@@ -294,7 +294,7 @@ class FunctionalOf(InducedFunction):
         return self.base.determined
 
     def features(self, rows: Array) -> Array:
-        return self.functional(self.base.features, rows)
+        return self.functional(self.base.features, rows)  # L A
 
     def prior_variance(self, rows: Array) -> Array:
         variances = jax.vmap(lambda row: self._between(row[None], row[None])[:, 0, 0], out_axes=1)(rows)
@@ -307,10 +307,11 @@ class FunctionalOf(InducedFunction):
         if y is not None:
             return found
         variances = jnp.atleast_2d(self.prior_variance(x.reshape(-1, x.shape[-1])))
+        # The diagonal has the variances of prior_variance to the last digit.
         return set_diagonal(found, jnp.moveaxis(variances.reshape(-1, *x.shape[:-1]), 0, -2))
 
     def _between(self, x: Array, y: Array) -> Array:
-        return between(self.functional, self.base.covariance, x, y)
+        return between(self.functional, self.base.covariance, x, y)  # L_x L_y k
 
     def held(self) -> FunctionalOf:
         function, functional = self.base.held(), jax.lax.stop_gradient(self.functional)
@@ -320,6 +321,7 @@ class FunctionalOf(InducedFunction):
         def values(x: Array) -> Array:
             return self.base.prior_draw(key, weights, x)[0]
 
+        # the same functions: v is that of any rows
         _, whitened = self.base.prior_draw(key, weights, self.functional.inputs(rows))
         return self.functional(values, rows), whitened
 
@@ -339,4 +341,4 @@ class MeanOf(Mean):
         def values(x: Array) -> Array:
             return jnp.broadcast_to(mean_values(self.mean, x, self.outputs), (*x.shape[:-1], self.outputs))
 
-        return self.functional(values, X)
+        return self.functional(values, X)  # L m

@@ -140,7 +140,7 @@ class ConvolvedFunction(InducedFunction):
     def features(self, rows: Array) -> Array:
         kernels, size = self._kernels, self.outputs or 1
         if not self.outputs_differ:
-            return matmul(kernels[0].with_responses(rows, self.Z), self.whiten.T)
+            return matmul(kernels[0].with_responses(rows, self.Z), self.whiten.T)  # A = sum_r w_r k_g(x^[r], Z) L^-T
         kernels = kernels if isinstance(self.kernels, tuple) else kernels * size
         points = self.Z if self.Z.ndim == 3 else (self.Z,) * size
         cross = [kernel.with_responses(rows, Z) for kernel, Z in zip(kernels, points, strict=True)]
@@ -158,6 +158,7 @@ class ConvolvedFunction(InducedFunction):
 
     def prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
         values = matvec(weights, features(self.kernels, key, rows, weights.shape[-1]))
+        # The same key, hence the same g: its whitened values, whatever patches it is called on.
         return values, self.responses.prior_draw(key, weights, self.Z[..., :1, :])[1]
 
     def whitened_values_of(self, other: InducedFunction) -> tuple[Array, Array]:

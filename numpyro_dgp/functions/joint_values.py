@@ -79,21 +79,22 @@ class JointValues(ProcessValues):
 
     def from_white(self, white: Array) -> Array:
         L = self.factor(self.covariance)
-        return self.loc + self.to_value(matmul(L, self.to_output_major(white)[..., None])[..., 0])
+        return self.loc + self.to_value(matmul(L, self.to_output_major(white)[..., None])[..., 0])  # m + L eps
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         C = joint_jitter(self.conditional_covariance, self.scale)
         density, whiten = given_covariance(C, self.to_output_major(self.residual(value)))
         checked_joint(whiten)
-        return (density - 0.5 * self.excess(whiten)).sum(-1)
+        return (density - 0.5 * self.excess(whiten)).sum(-1)  # E_q log N(r; 0, C) = log N(r; 0, C) - tr(C^-1 S) / 2
 
     def precision_times(self, residual: Array) -> Array:
         L, rows = self.factor(), self.to_output_major(residual)[..., None]
-        return self.to_value(solve_lower(L, solve_lower(L, rows), transpose=True)[..., 0])
+        return self.to_value(solve_lower(L, solve_lower(L, rows), transpose=True)[..., 0])  # C^-1 r = L^-T L^-1 r
 
     def excess(self, whiten: Array) -> Array | float:
         """The increase of the expected squared residual by the variance of u, with the inverse of the factor given u:
         (..., P)."""
+        # tr(W S W'), W = L^-1
         return 0.0 if self.spread is None else (matmul(whiten, self.spread) * whiten).sum((-2, -1))
 
     def _expanded(self, batch: tuple[int, ...]) -> JointValues:
@@ -146,6 +147,7 @@ class WhitenedValues(JointValues):
     def __init__(self, prior: JointValues, shift: Array, root: Array) -> None:
         self.shift, self.root = shift, root
         self.L = prior.factor()
+        # f = m(x) + L (m + R eps): mean m(x) + L m, covariance L R R' L'.
         half = matmul(self.L, root)
         loc = prior.loc + prior.to_value(matmul(self.L, shift[..., None])[..., 0])
         super().__init__(loc, matmul(half, half.mT), event_dim=prior.event_dim, origin=prior.origin)
@@ -159,8 +161,10 @@ class WhitenedValues(JointValues):
         if intermediates:
             white = self.to_output_major(intermediates[0])
         else:
+            # eps = R^-1 L^-1 (f - m(x) - L m); R may be upper or lower triangular.
             unit = solve_lower(self.L, self.to_output_major(value - self.loc)[..., None])
             white = jnp.linalg.solve(self.root, unit)[..., 0]
+        # log N(eps; 0, I) - log|L| - log|R|
         return log_density(white, log_determinant(self.L) + log_determinant(self.root)).sum(-1)
 
     def _expanded(self, batch: tuple[int, ...]) -> JointValues:
@@ -170,6 +174,7 @@ class WhitenedValues(JointValues):
 @kl_divergence.register(WhitenedValues, JointValues)
 def _kl_whitened(q: WhitenedValues, p: JointValues) -> Array:
     """KL to the prior of ``q``, averaged over u where a belief about u is integrated out."""
+    # KL[N(m, R R') || N(0, I)] + tr(C^-1 S) / 2
     return (kl_full(q.shift, q.root) + 0.5 * p.excess(inverse_lower(q.L))).sum(-1)
 
 
@@ -194,6 +199,7 @@ class _AtLoc(Values):
 
 
 def _is_near(value: Any, loc: Any) -> Any:
+    # half of the digits: loc may be computed in another order
     return abs(value - loc) <= jnp.finfo(loc.dtype).eps ** 0.5 * (1 + abs(loc))
 
 

@@ -96,6 +96,7 @@ class Standardizer:
             loc = np.average(rows, 0, counts)
             scale = np.sqrt(np.average(np.square(rows - loc), 0, counts))
         varies = scale > np.maximum(1e-12 * np.abs(rows).max(0), np.finfo(np.float32).tiny)
+        # Of a constant column the first value is taken: the mean may differ from it by rounding.
         loc, scale = np.where(varies, loc, rows[0]), np.where(varies, scale, 1.0)
         if kept := _columns("Standardizer.fit", "keep", keep, rows):
             loc[..., kept], scale[..., kept] = 0.0, 1.0
@@ -153,11 +154,13 @@ def _difference(values: Array, loc: ArrayLike, dtype: Any) -> Array:
     """``values - loc`` under ``jit``: what a float does not hold of whole numbers and of ``loc``, a second does."""
     values, rest = jnp.asarray(values), jnp.zeros((), dtype)
     if jnp.issubdtype(values.dtype, jnp.integer) and values.dtype.itemsize >= 4:
+        # v = h + r, r < 2^12: of 32-bit numbers single precision holds h, of 20 bits, exactly.
         rest = (values & 0xFFF).astype(dtype)
         values = values - (values & 0xFFF)
     if not is_concrete(loc):
         return values.astype(dtype) - loc + rest
     first = np.asarray(loc, float).astype(dtype)
+    # (h - first) + (r - (loc - first)), first being loc as a float holds it
     return values.astype(dtype) - first + (rest - (np.asarray(loc, float) - first.astype(float)).astype(dtype))
 
 
@@ -228,10 +231,11 @@ def _central_rows(rows: np.ndarray, count: int, labels: list[int], rng: np.rando
     numbers = np.delete(rows, labels, axis=1).astype(float)
     spread = numbers.std(0).mean() if numbers.size else 1.0
     codes = [rows[:, d, None] == np.unique(rows[:, d]) for d in labels]
+    # Rows that differ in one label are |sqrt(1/2) s (e_a - e_b)| = s apart.
     places = np.hstack([numbers, *(math.sqrt(0.5) * (spread or 1.0) * code for code in codes)])
     centres, cluster = _clusters(places, count, rng)
     distance = np.square(places - centres[cluster]).sum(1)
-    order = np.lexsort((distance, cluster))
+    order = np.lexsort((distance, cluster))  # cluster by cluster, nearest to the centre first
     return rows[order[np.unique(cluster[order], return_index=True)[1]]]
 
 
@@ -392,5 +396,5 @@ def mixing(coordinates: ArrayLike, kernel: Kernel | Callable[[Array, Array], Arr
             "fewer functions than outputs is the point of mixing them"
         )
     values, vectors = np.linalg.eigh(np.asarray(as_kernel(kernel)(rows, rows), float))
-    weights = vectors * np.sqrt(np.maximum(values, 0.0))
+    weights = vectors * np.sqrt(np.maximum(values, 0.0))  # K = U diag(s) U', W = U diag(s)^1/2
     return weights[:, ::-1][:, :functions].astype(rows.dtype)

@@ -89,6 +89,7 @@ class NeighbourValues(ProcessValues):
 
     def correlated(self, v: Array) -> Array:
         r"""Values less their mean behind standard normal numbers, :math:`(I - B)^{-1} D^{1/2} v` (..., P, N)."""
+        # (I - B) u = D^1/2 v, solved for u in the order of the values.
         scaled = jnp.sqrt(self.open_variance) * v
         return values_last(in_order(self.sets, self._weights(scaled), values_first(scaled)))
 
@@ -97,9 +98,10 @@ class NeighbourValues(ProcessValues):
 
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
         if intermediates:
-            v = self.to_output_major(intermediates[0])
+            v = self.to_output_major(intermediates[0])  # of a draw v is known: nothing is solved
         else:
             v = self.whitened(self.to_output_major(self.residual(value)))
+        # log p(u) = sum_i log N(v_i; 0, 1) - log(d_i) / 2
         return (-0.5 * (jnp.square(v) + math.log(2 * math.pi)) - self.half_log_variance).sum((-2, -1))
 
     @property
@@ -108,6 +110,7 @@ class NeighbourValues(ProcessValues):
         return 0.5 * jnp.log(self.open_variance)
 
     def precision_times(self, residual: Array) -> Array:
+        # C^-1 r = (I - B)' D^-1 (I - B) r
         scaled = self._open(self.to_output_major(residual)) / self.open_variance
         first = values_first(scaled)
         return self.to_value(values_last(first - onto_neighbours(self.sets, self._weights(scaled), first)))
@@ -115,12 +118,12 @@ class NeighbourValues(ProcessValues):
     def _open(self, residual: Array) -> Array:
         """What is left of values less their mean without what their neighbours say (..., P, N)."""
         first = values_first(residual)
-        return values_last(first - from_neighbours(self.sets, self._weights(residual), first))
+        return values_last(first - from_neighbours(self.sets, self._weights(residual), first))  # (I - B) r
 
     def _weights(self, values: Array) -> Array:
         """The weights with the values first, then their neighbours, for values (..., P, N)."""
         weights = jnp.broadcast_to(self.weights, (*values.shape[:-2], *self.weights.shape[-3:]))
-        return jnp.moveaxis(weights, (-2, -1), (0, 1))
+        return jnp.moveaxis(weights, (-2, -1), (0, 1))  # (N, C, ..., P)
 
     def _expanded(self, batch: tuple[int, ...]) -> NeighbourValues:
         loc = jnp.broadcast_to(self.loc, batch + self.event_shape)
@@ -139,7 +142,7 @@ def nuggets(kernels: Kernels, x: Array, noise: ArrayLike | None) -> Array:
     """
     prior = _variances(kernels, x).mean(-1)
     extra = noise_variance(noise, x.dtype)
-    return extra + jitter(x.dtype, 100) * (prior + extra)
+    return extra + jitter(x.dtype, 100) * (prior + extra)  # s^2 + epsilon (mean k(x, x) + s^2)
 
 
 def _variances(kernels: Kernels, x: Array) -> Array:
@@ -164,12 +167,15 @@ def conditionals(kernels: Kernels, rows: Array, others: Array, present: Array, n
 
     def of_row(x: Array, others: Array, present: Array) -> tuple[Array, Array]:
         x, z = x[..., None, :], jnp.moveaxis(others, 0, -2)
+        # k(x, x) (..., P) and k(z_c, z_c) (..., P, C); then k(x, z_c) (..., P, C) and
+        # k(z_c, z_c') (..., P, C, C)
         prior, diagonal = _variances(kernels, x)[..., 0], _variances(kernels, z)
         cross, within = covariances(kernels, x, z)[..., 0, :], covariances(kernels, z, z)
         batch = jnp.broadcast_shapes(prior.shape, nugget.shape)
         cross = jnp.broadcast_to(cross, (*batch, cross.shape[-1]))
         return conditional(within, diagonal, cross, prior, jnp.broadcast_to(nugget, batch), present)
 
+    # C (C + 1) numbers for each output: K_cc and k_c.
     size = others[0].size // others.shape[-1] * (others.shape[1] + 1) * nugget.shape[-1]
     return each_conditional(of_row, size, rows, others, present)
 
@@ -226,11 +232,13 @@ class NearestFunction:
         rows = x.reshape(-1, x.shape[-1])
         index = nearest(self.x, rows, self.num)
         present = jnp.ones(index.shape, bool)
+        # b = (K_cc + e I)^-1 k_c, d = k - k_c' b + e, with e the variance of noise and jitter.
         b, d = conditionals(self.kernels, rows, self.x[index], present, nuggets(self.kernels, self.x, self.noise))
         if self.noise is not None:  # the new values have none of it
             least = nuggets(self.kernels, self.x, None)
             d = jnp.maximum(d - noise_variance(self.noise, x.dtype), least)
-        known = self.residual[index]
+        known = self.residual[index]  # u_c - m(x_c) (N, C, P)
+        # b' (u_c - m(x_c))
         loc = einsum("npc,ncp->np", jnp.broadcast_to(b, (len(b), known.shape[-1], b.shape[-1])), known)
         shape = x.shape[:-1] if self.outputs is None else (*x.shape[:-1], self.outputs)
         return FunctionValues(
@@ -246,6 +254,7 @@ class NearestFunction:
         N = each.batch_shape[-1]
         variance = each.variance[..., None] if self.outputs is None else each.variance
         variance = jnp.moveaxis(variance, -1, -2)
+        # Neither neighbours nor an order: B = 0, and all values in one step.
         alone = ConditioningSets(np.zeros((N, 0), np.int32), np.arange(N, dtype=np.int32)[None])
         weights = jnp.zeros((*variance.shape, 0), variance.dtype)
         return NeighbourValues(each.loc, weights, variance, alone, 1 if self.outputs is None else 2, each.origin)
@@ -400,6 +409,7 @@ class NeighbourFunction:
         loc = mean_values(self.mean, x, self.outputs)
         loc = jnp.broadcast_to(loc, x.shape[:-1] + (() if self.outputs is None else (self.outputs,)))
         rows = jnp.moveaxis(x, -2, 0)
+        # x_c (N, C, ..., D), b (N, ..., P, C), d (N, ..., P)
         others, present = rows[self.sets.neighbours], jnp.asarray(self.sets.present)
         weights, variance = conditionals(self.kernels, rows, others, present, nuggets(self.kernels, x, noise))
         return NeighbourValues(
@@ -515,12 +525,14 @@ class WhitenedNeighbours(ProcessValues):
 
     def __init__(self, prior: NeighbourValues, shift: Array, scale: Array, weights: Array | None = None) -> None:
         if weights is not None:
-            weights = jnp.where(prior.sets.present, weights, 0.0)
+            weights = jnp.where(prior.sets.present, weights, 0.0)  # else its own row: r is zero there
         self.prior, self.shift, self.scale, self.weights = prior, shift, scale, weights
+        # m(x) + (I - B)^-1 D^1/2 t
         super().__init__(prior.loc + prior.to_value(prior.correlated(shift)), prior.event_dim, prior.origin)
 
     def from_white(self, white: Array) -> Array:
         epsilon = self.to_output_major(white)
+        # v_i = t_i + sigma_i eps_i + r_i' eps_c(i)
         v = self.shift + self.scale * epsilon
         if self.weights is not None:
             rows = values_first(epsilon)
@@ -529,11 +541,13 @@ class WhitenedNeighbours(ProcessValues):
 
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
         white = self._white(value) if not intermediates else self.to_output_major(intermediates[0])
+        # log q(u) = sum_i log N(eps_i; 0, 1) - log sigma_i - log(d_i) / 2
         density = -0.5 * (jnp.square(white) + math.log(2 * math.pi)) - jnp.log(self.scale)
         return (density - self.prior.half_log_variance).sum((-2, -1))
 
     def _white(self, value: Array) -> Array:
         v = self.prior.whitened(self.to_output_major(value - self.prior.loc))
+        # eps_i + (r_i / sigma_i)' eps_c(i) = (v_i - t_i) / sigma_i, value by value in their order.
         target = (v - self.shift) / self.scale
         if self.weights is None:
             return target
@@ -547,6 +561,7 @@ class WhitenedNeighbours(ProcessValues):
 
 @kl_divergence.register(WhitenedNeighbours, NeighbourValues)
 def _kl_whitened(q: WhitenedNeighbours, p: Any) -> Array:
+    # KL = sum_i (t_i^2 + sigma_i^2 + |r_i|^2 - 1) / 2 - log sigma_i
     square = jnp.square(q.shift) + jnp.square(q.scale) - 1.0
     if q.weights is not None:
         square = square + jnp.square(q.weights).sum(-1)

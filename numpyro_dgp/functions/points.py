@@ -168,7 +168,7 @@ class SparseFunction(InducedFunction):
         v, M = self.v, self.size
         if v.dense_root is None or self.whiten.ndim == 3:
             return super().block_moments(rows)
-        change = relative_change(gram(self.kernels, self.Z), self.whiten)
+        change = relative_change(gram(self.kernels, self.Z), self.whiten)  # zeros E, dL^-1 = dE L^-1
         factors = v.dense_root.reshape(-1, M, M)
         arrays = change, jax.lax.stop_gradient(self.whiten), self.by_output(v.loc), factors
         dtype = jnp.result_type(rows, *arrays)
@@ -176,9 +176,10 @@ class SparseFunction(InducedFunction):
 
         def moments(rows: Array) -> Moments:
             cross, k = cross_covariance(self.kernels, rows, self.Z), variances(self.kernels, rows)[:, None]
-            loc, explained, gain = from_cross(cross.astype(dtype))
+            loc, explained, gain = from_cross(cross.astype(dtype))  # a'm, a'a and a' (Sigma - I) a
             conditional = open_variance(k, explained[:, None], M)
-            spread = jnp.maximum(gain + explained[:, None], 0)
+            spread = jnp.maximum(gain + explained[:, None], 0)  # a' Sigma a
+            # k - a'a + a' Sigma a = k + gain, without the a'a that cancels
             return loc, jnp.broadcast_to(conditional, loc.shape), spread, k + gain
 
         return moments
@@ -195,7 +196,7 @@ class SparseFunction(InducedFunction):
         def values(x: Array) -> Array:
             return matvec(weights, features(self.kernels, key, x, weights.shape[-1]))
 
-        return values(rows), whiten_columns(self.whiten, values(self.Z))
+        return values(rows), whiten_columns(self.whiten, values(self.Z))  # g(x), and v_g = L^-1 g(Z)
 
     def summands(self) -> tuple[SparseFunction, ...]:
         r"""The independent functions whose sum is this one, less its mean, where its kernel is :math:`\sum_i k_i`.
@@ -248,6 +249,7 @@ class SparseFunction(InducedFunction):
         differ = self.outputs_differ or other.outputs_differ
         found = []
         for output in range(self.outputs or 1) if differ else (None,):
+            # v' = L'^-1 (f(Z') - m'(Z')), f(Z') = m(Z') + k(Z', Z) L^-T v + what v leaves open.
             ours, theirs = self.at_points(output), other.at_points(output)
             values = (self.mean_at(theirs.Z) - other.mean_at(theirs.Z)).reshape(len(theirs.Z), -1)
             means = values if output is None else values[:, output, None]
@@ -255,6 +257,7 @@ class SparseFunction(InducedFunction):
         A, open_, shift = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
         known = self.by_output(self.v.loc)
         spread = self.v.spread_covariance(A)
+        # A m + shift, and C + A Sigma A'
         return matmul(A, known[..., None])[..., 0] + shift, open_ if spread is None else open_ + spread
 
 
@@ -281,8 +284,10 @@ def _whitened_values(ours: PointValues, theirs: PointValues) -> tuple[Array, Arr
     have the same noise: where all are, the slope is the identity and nothing is left open.
     """
     K, noise = ours.kernel.gram(theirs.Z), nugget(ours.kernel.gram(ours.Z))
+    # Cov[u', u] = k(Z', Z) + e [z' = z], Cov[u', u'] = k(Z', Z') + e I
     cross = ours.kernel(theirs.Z, ours.Z) + noise * _same_rows(theirs.Z, ours.Z)
-    A = matmul(matmul(theirs.whiten, cross), ours.whiten.mT)
+    A = matmul(matmul(theirs.whiten, cross), ours.whiten.mT)  # L'^-1 Cov[u', u] L^-T
+    # Cov[v', v'], of which C = Cov[v', v'] - A A' is left open.
     prior = matmul(matmul(theirs.whiten, K + noise * jnp.eye(len(K), dtype=K.dtype)), theirs.whiten.mT)
     return A[None], (prior - matmul(A, A.mT))[None]
 
@@ -293,5 +298,6 @@ def _same_rows(X: Array, Y: Array) -> Array:
     def equal(X: Array, Y: Array) -> Array:
         return (X[:, None] == Y).all(-1)
 
+    # How many rows before each are equal to it: repeated rows are paired in their order.
     first, second = (jnp.tril(equal(rows, rows), -1).sum(-1) for rows in (X, Y))
     return (equal(X, Y) & (first[:, None] == second)).astype(X.dtype)

@@ -117,6 +117,7 @@ class PointsAndSlopes:
                 "write Z[:, None]"
             )
         M, D = np.shape(Z)
+        # Slopes along e_1, ..., e_D at z_1, then at z_2, ...
         return cls(Z, jnp.repeat(jnp.asarray(Z), D, 0), jnp.tile(jnp.eye(D), (M, 1)), learn)
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> SlopedFunction:
@@ -187,6 +188,7 @@ class SlopedFunction(InducedFunction):
 
     def features(self, rows: Array) -> Array:
         whiten = self.whiten.astype(jnp.result_type(rows, self.whiten))
+        # A = Cov[f(x), u] W', with u the values and slopes, v = W u.
         return matmul(_with_inducing(self.kernels, rows, self.Z, self.slopes).astype(whiten.dtype), whiten.mT)
 
     def prior_variance(self, rows: Array) -> Array:
@@ -203,13 +205,14 @@ class SlopedFunction(InducedFunction):
         def values(x: Array) -> Array:
             return matvec(weights, features(self.kernels, key, x, weights.shape[-1]))
 
+        # u of the same random functions: their values at Z, and their slopes.
         known = jnp.concatenate([values(self.Z), _SLOPE(values, self.slopes)])
         return values(rows), whiten_columns(self.whiten, known)
 
 
 def _with_slopes(kernels: Kernels, x: Array, slopes: Array) -> Array:
     """Covariances of values at x (N, D) with slopes (S, 2 D): (N, S) where shared, else (P, N, S)."""
-    return _SLOPE(lambda t: cross_covariance(kernels, x, t).mT, slopes).mT
+    return _SLOPE(lambda t: cross_covariance(kernels, x, t).mT, slopes).mT  # e' grad_t k(x, t)
 
 
 def _with_inducing(kernels: Kernels, x: Array, Z: Array, slopes: Array) -> Array:
@@ -219,9 +222,11 @@ def _with_inducing(kernels: Kernels, x: Array, Z: Array, slopes: Array) -> Array
 
 def _whiten(kernels: Kernels, Z: Array, slopes: Array, owner: str) -> Array:
     """The inverse Cholesky factor of the covariance of values and slopes, with jitter relative to each of them."""
+    # K = [Cov[f, f] Cov[f, s]; Cov[s, f] Cov[s, s]], f the values at Z, s the slopes.
     values = jnp.concatenate([gram(kernels, Z), _with_slopes(kernels, Z, slopes)], -1)
     K = jnp.concatenate([values, _SLOPE(lambda x: _with_inducing(kernels, x, Z, slopes), slopes)], -2)
+    # K = D L L' D: L factorises the correlations, and W = L^-1 D^-1.
     variance = jnp.diagonal(K, axis1=-2, axis2=-1)
-    scale = jnp.sqrt(jnp.where(variance > 0, variance, 1))
+    scale = jnp.sqrt(jnp.where(variance > 0, variance, 1))  # D, one where nothing varies
     correlation = K / (scale[..., :, None] * scale[..., None, :])
     return inverse_cholesky(correlation, f"inducing values and slopes of {owner}") / scale[..., None, :]

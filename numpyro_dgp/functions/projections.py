@@ -61,6 +61,7 @@ class Projection:
             ValueError: inputs of another width, NaN or infinite inputs.
         """
         x = self._inputs(x)
+        # z = m(x) + v (sigma x), with the spread (sigma x)' Sigma_p (sigma x).
         rows = (x * self.scale).reshape(-1, x.shape[-1])
         spreading = self.v.spreading()
         spread = None if spreading is None else in_blocks(spreading, rows)
@@ -92,8 +93,9 @@ class Projection:
         labels = jnp.asarray(labels)
         spread = self.v.variance
         if spread is not None:
+            # x = e_d: sigma_d^2 var v_pd
             spread = jnp.square(self.scale[labels])[..., None] * self._rows(spread).T[labels]
-        loc = self.scale[labels][..., None] * self._entries().T[labels]
+        loc = self.scale[labels][..., None] * self._entries().T[labels]  # sigma_d v_pd
         return self._values(jax.nn.one_hot(labels, D, dtype=loc.dtype), loc, spread)
 
     def joint(self, x: ArrayLike) -> DeterminedJoint:
@@ -105,15 +107,15 @@ class Projection:
         x = self._inputs(x)
         each, scaled = self(x), (x * self.scale).reshape(-1, *x.shape[-2:])
         shape = (*x.shape[:-2], self.outputs or 1, x.shape[-2], x.shape[-2])
-        spread = jax.vmap(self.v.spread_covariance)(scaled)
+        spread = jax.vmap(self.v.spread_covariance)(scaled)  # (sigma x_n)' Sigma_p (sigma x_n')
         spread = None if spread is None else spread.reshape(shape)
         event_dim = 1 if self.outputs is None else 2
-        none = jnp.zeros(shape, each.loc.dtype)
+        none = jnp.zeros(shape, each.loc.dtype)  # given Pi, z has no variance
         return DeterminedJoint(each.loc, none, spread, event_dim, origin=Origin(self, x))
 
     def draw(self, key: Array, x: Array) -> Array:
         r"""Draws of :math:`m(x) + \Pi x`, one matrix for the last batch dimension of ``x`` (..., K, D): (..., K, P)."""
-        v = self.v.sample(key, x.shape[:-2]).reshape(*x.shape[:-2], -1, len(self.scale))
+        v = self.v.sample(key, x.shape[:-2]).reshape(*x.shape[:-2], -1, len(self.scale))  # (..., P, D), one for K rows
         return matmul(x * self.scale, v.mT) + self.mean(x)
 
     def _values(self, x: Array, loc: Array, spread: Array | None) -> Determined:

@@ -270,10 +270,11 @@ class FeatureFunction:
         rows = x.reshape(-1, x.shape[-1])
         flat = self.features(rows)
         A = _by_batch(flat, x)
-        loc = self._known(flat, rows)
+        loc = self._known(flat, rows)  # A m
         prior = self.covariance(x)
         whole = self.v.whole is not None
-        conditional = jnp.zeros_like(prior) if whole or self.determined else prior - matmul(A, A.mT)
+        conditional = jnp.zeros_like(prior) if whole or self.determined else prior - matmul(A, A.mT)  # k(x, x) - A A'
+        # Rounding of that difference is relative to k(x, x), not to what is left of it.
         scale = rounding_scale(jnp.diagonal(prior, axis1=-2, axis2=-1), noise_variance(noise, loc.dtype))
         spread = jax.vmap(self.v.spread_covariance)(A.reshape(-1, *A.shape[-3:]))  # A Sigma A'
         if spread is not None:
@@ -300,19 +301,20 @@ class FeatureFunction:
         belief_key, white_key = jax.random.split(key)
         stop = jax.lax.stop_gradient
         here, size, fixed = stop(x), self.outputs or 1, self.held()
-        v = self.v.sample(belief_key, x.shape[:-2]).reshape(*x.shape[:-2], size, -1, 1)
+        v = self.v.sample(belief_key, x.shape[:-2]).reshape(*x.shape[:-2], size, -1, 1)  # (..., P, M, 1)
         if self.determined:
-            known = matmul(_by_batch(self.features(x.reshape(-1, x.shape[-1])), x), v)
+            known = matmul(_by_batch(self.features(x.reshape(-1, x.shape[-1])), x), v)  # A v
             return known[..., 0].mT + self.mean(x)
         # The same numbers twice: the first is differentiated by the parameters, the second by the inputs.
         A, B = (_by_batch(f.features(a.reshape(-1, a.shape[-1])), a) for f, a in ((self, here), (fixed, x)))
         prior = self.covariance(here)
         conditional = prior - matmul(A, A.mT)
-        F = conditional_cholesky(conditional, jnp.diagonal(prior, axis1=-2, axis2=-1))
+        F = conditional_cholesky(conditional, jnp.diagonal(prior, axis1=-2, axis2=-1))  # F F' = k(x, x) - A A'
         white = jax.random.normal(white_key, (*x.shape[:-2], size, x.shape[-2], 1), A.dtype)
-        weights = solve_lower(stop(F), white, transpose=True)
+        weights = solve_lower(stop(F), white, transpose=True)  # (F F')^-1 F eps = F^-T eps
+        # C(x_k, x) by its first input alone: its term below is zero, with the slope by x_k.
         cross = fixed.covariance(x, here) - matmul(B, stop(A).mT)
-        known = matmul(A + B - stop(B), v)
+        known = matmul(A + B - stop(B), v)  # the value A v, with both slopes
         return (known + matmul(F, white) + matmul(cross - stop(conditional), weights))[..., 0].mT + self.mean(x)
 
     def moments(self, rows: Array) -> Moments:
@@ -355,7 +357,9 @@ class FeatureFunction:
             return through(v)
         feature_key, weight_key = jax.random.split(draw.key)
         weights = jax.random.normal(weight_key, (v.shape[0], draw.num_features), v.dtype)
+        # g = sum_i w_i phi_i / sqrt(num), w_i ~ N(0, 1)
         at_rows, whitened = self.prior_draw(feature_key, weights / math.sqrt(draw.num_features), rows)
+        # f(x) = g(x) + A (v - v_g), where v_g are the whitened values of the prior draw g.
         return at_rows + through(v - whitened)
 
     def checked(self, x: ArrayLike, noise: ArrayLike | None = None) -> Array:

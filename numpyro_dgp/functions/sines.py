@@ -35,6 +35,7 @@ __all__ = ["SineBox", "KernelSeries", "sines", "sums_of_sines", "sums_of_sines_r
 def sines(turns: Array, sizes: tuple[int, ...]) -> Array:
     """Products of :math:`\\sin(\\pi j t)` for j = 1, 2, ... over the columns of ``turns`` (N, D): (N, M)."""
     multiples = [jnp.asarray(math.pi * np.arange(1, m + 1), turns.dtype) for m in sizes]
+    # prod_d sin(pi j_d t_d), j_D running fastest
     return reduce(products_in_rows, [jnp.sin(turns[..., d, None] * by) for d, by in enumerate(multiples)])
 
 
@@ -63,11 +64,12 @@ def sums_of_sines(turns: Array, sizes: tuple[int, ...], weights: Array) -> Array
     N, P = len(turns), len(weights)
     if len(sizes) > 1 and sizes[0] <= P:  # sums over the first column would be more numbers than there are products
         return sums_of_sines_reference(turns, sizes, weights)
+    # w (P m_2 ... m_D, m_1), then sum_{j_1} w sin(pi j_1 t_1) (N, P m_2 ... m_D).
     rest = weights.reshape(P, sizes[0], -1).swapaxes(1, 2).reshape(-1, sizes[0])
     found = _in_one_column(turns[:, 0], rest)
     for d, size in enumerate(sizes[1:], 1):
         by = sines(turns[:, d : d + 1], (size,))
-        found = (found.reshape(N, P, size, -1) * by[:, None, :, None]).sum(2)
+        found = (found.reshape(N, P, size, -1) * by[:, None, :, None]).sum(2)  # sum over j_d
     return found.reshape(N, P)
 
 
@@ -78,11 +80,15 @@ def _in_one_column(turns: Array, weights: Array) -> Array:
     groups = -(-M // short)
     if 2 * (short + groups) + 0.75 * P * groups >= M:  # sines and cosines, and products with the second ones
         return sums_of_sines_reference(turns[:, None], (M,), weights)
+    # w_{a + I c} (P C, I) with I = short and C = groups, zero beyond M.
     filled = jnp.pad(weights, [(0, 0), (0, short * groups - M)]).reshape(P * groups, short)
+    # a theta (N, I) and I c theta (N, C), theta = pi t
     inner = turns[:, None] * jnp.asarray(math.pi * np.arange(1, short + 1), turns.dtype)
     outer = turns[:, None] * jnp.asarray(math.pi * short * np.arange(groups), turns.dtype)
     waves = [checkpoint_name(f(angles), ROWS) for angles in (inner, outer) for f in (jnp.sin, jnp.cos)]
+    # sum_a w sin(a theta) and sum_a w cos(a theta), both (N, P, C)
     sine, cosine = (matmul(a, filled.T).reshape(len(turns), P, groups) for a in waves[:2])
+    # sin(a theta + I c theta) = sin(a theta) cos(I c theta) + cos(a theta) sin(I c theta)
     return (sine * waves[3][:, None] + cosine * waves[2][:, None]).sum(-1)
 
 
@@ -177,9 +183,11 @@ class Sines:
         index, sizes = np.array(columns), tuple(box.sizes[d] for d in columns)
         low, high = (end[index] for end in box.ends())
         numbers = np.stack(np.meshgrid(*[np.arange(1, m + 1) for m in sizes], indexing="ij"), -1)
+        # omega_j = pi j / Delta (M, D)
         omega = math.pi * jnp.asarray(numbers.reshape(-1, len(sizes)), box.dtype) / (high - low)
         scales = [jnp.asarray(scale, omega.dtype) for scale, _ in parts]
         densities = [kernel.cast(omega.dtype).spectral_density(omega) for _, kernel in parts]
+        # rho(omega_j) of the sum of kernels, sum_i alpha_i rho_i(omega_j) (M,)
         density: Any = sum(a * b for a, b in zip(scales, densities, strict=True))
         return cls(columns, sizes, low, high - low, safe_sqrt(density))
 
@@ -193,10 +201,11 @@ class Sines:
 
     def _turns(self, x: Array) -> Array:
         """From zero at the lower ends to one at the upper ones: (N, D)."""
+        # Clipped, since all sines are zero at 0 and 1: f is its mean outside of the box.
         return jnp.clip((x[..., list(self.columns)] - self.low) / self.length, 0, 1)
 
     def _deviations(self) -> Array:
-        return self.root * jnp.sqrt(jnp.prod(2 / self.length))
+        return self.root * jnp.sqrt(jnp.prod(2 / self.length))  # sqrt(rho(omega_j)) prod_d sqrt(2 / Delta_d)
 
 
 @pytree
@@ -234,6 +243,7 @@ class SineTerm:
 
     def __call__(self, x: Array) -> Array:
         one = jnp.sqrt(jnp.asarray(self.scale, x.dtype)) * jnp.ones((len(x), 1), x.dtype)
+        # sqrt(alpha_i) times all products of one function of each
         return reduce(products_in_rows, [factor(x) for factor in self.factors], one)
 
     def summed(self, x: Array, v: Array) -> Array:
@@ -312,7 +322,7 @@ class KernelSeries:
                     "dgp.update compares weights with those of an earlier fit, got functions of its own: give the "
                     "layer dgp.Points(Z)"
                 )
-            return jnp.sqrt(term.scale) * reduce(products_in_rows, roots)
+            return jnp.sqrt(term.scale) * reduce(products_in_rows, roots)  # sqrt(alpha prod rho(omega_j))
 
         found = jnp.concatenate([of_term(term) for term in self.terms])
         return jnp.maximum(found, jnp.finfo(found.dtype).tiny)

@@ -81,23 +81,25 @@ class States:
     def place(self, x: Array) -> _Place:
         """Where inputs (N,) lie."""
         form, M = self.form, len(self.times)
-        h, P = form.observation(), form.covariance()
-        last = jnp.searchsorted(self.times, x, side="right") - 1
+        h, P = form.observation(), form.covariance()  # P the stationary covariance
+        last = jnp.searchsorted(self.times, x, side="right") - 1  # the number of t_i, -1 before all
         following, first, end = jnp.minimum(last + 1, M - 1), last < 0, last + 1 == M
         # By selection: at a time itself, the slope of a maximum with zero would be half of that of the difference.
         since = jnp.where(first, 0, x - self.times[jnp.maximum(last, 0)])
         until = jnp.where(end, 0, self.times[following] - x)
+        # Q(x - t_i) h (d, N), P h before t_1; a = F^-1 Phi(t_{i+1} - x) Q(x - t_i) h (N, d).
         seen = jnp.where(first, matmul(P, h)[:, None], einsum("ijn,j->in", form.noise(since), h))
         ahead = einsum("nij,jkn,kn->ni", self.inverses[following], form.transition(until), seen)
-        ahead = jnp.where(end[:, None], 0, ahead)
-        row = jnp.where(first, 0, einsum("i,ijn->jn", h, form.transition(since)))
-        left = jnp.maximum(matmul(h, seen) - jnp.square(ahead).sum(-1), 0)
+        ahead = jnp.where(end[:, None], 0, ahead)  # no shock after t_M
+        row = jnp.where(first, 0, einsum("i,ijn->jn", h, form.transition(since)))  # h' Phi(x - t_i)
+        left = jnp.maximum(matmul(h, seen) - jnp.square(ahead).sum(-1), 0)  # h' Q h - a'a
         return _Place(last, row, ahead, left)
 
     def features(self, x: Array) -> Array:
         """The covariances of values at inputs (N,) with all shocks: (N, M, d)."""
         form, place = self.form, self.place(x)
         number = jnp.arange(len(self.times))
+        # Cov[f(x), v_j] = h' Phi(x - t_j) F_j for t_j <= x, a for the next shock, then zero.
         passed = number <= place.last[:, None]
         since = jnp.where(passed, x[:, None] - self.times, 0)
         rows = einsum("i,ijnm->nmj", form.observation(), form.transition(since))
@@ -107,14 +109,16 @@ class States:
 
     def values(self, place: _Place, v: Array) -> Array:
         """Means (N,) at inputs given shocks (M, d), from one state and one shock each."""
-        shocks = matmul(self.factors, v[..., None])[..., 0]
+        shocks = matmul(self.factors, v[..., None])[..., 0]  # F_j v_j (M, d)
         states = prior_states(self.form, self.time, shocks[0], shocks.T)
         following = jnp.minimum(place.last + 1, len(v) - 1)
+        # h' Phi(x - t_i) s_i + a' v_{i+1}
         known = (place.row * states[:, jnp.maximum(place.last, 0)]).sum(0)
         return known + (place.ahead * v[following]).sum(-1)
 
     def shocks(self, states: Array) -> Array:
         """v (M, d, num) of states (d, M, num)."""
+        # F_j v_j = s_j - Phi_j s_{j-1}, F_1 v_1 = s_1
         steps = einsum("ijm,jmn->imn", self.form.transition(self.time[1:]), states[:, :-1])
         moved = jnp.concatenate([states[:, :1], states[:, 1:] - steps], 1)
         return matmul(self.inverses, jnp.moveaxis(moved, 0, 1))
@@ -174,6 +178,7 @@ class StateFunction(InducedFunction):
         """The variance that is left, from the states around an input, with what the states lack of the kernel's."""
         prior = self.prior_variance(rows)
         forms = [s.form for s in self.states]
+        # h' P h, the variance of the states: less than k(x, x) where waves of a kernel are left out.
         held = self._stack([matmul(matmul(f.covariance(), f.observation()), f.observation())[None] for f in forms])
         left = self._stack([p.left for p in places]) + jnp.maximum(prior - held, 0)
         return jnp.maximum(left, jitter(left.dtype, self.states[0].form.size) * prior)
@@ -212,7 +217,7 @@ class StateFunction(InducedFunction):
         at_rows, whitened = [], []
         for s in self.states:
             where = jnp.concatenate([s.times, rows[:, 0]])
-            drawn = s.form.random_states(key, where, weights.shape[-1])
+            drawn = s.form.random_states(key, where, weights.shape[-1])  # (d, M + N, num), at times and rows
             M = len(s.times)
             at_rows.append(einsum("i,inm->nm", s.form.observation(), drawn[:, M:]))
             whitened.append(s.shocks(drawn[:, :M]).reshape(self.size, -1))
@@ -264,7 +269,7 @@ def merged(times: Any, others: Any) -> tuple[Any, Any]:
     library: Any = np if isinstance(times, np.ndarray) and isinstance(others, np.ndarray) else jnp
     both = library.concatenate([times, others])
     order = library.argsort(both, stable=True)
-    places = library.argsort(order, stable=True)
+    places = library.argsort(order, stable=True)  # the inverse permutation
     return both[order], places
 
 
@@ -326,7 +331,7 @@ class StateSpace:
     def _states(self, kernel: Kernel, dtype: Any) -> States:
         form = kernel.cast(dtype).state_space(self.order)
         time = passing(self.times, dtype)
-        Q: Array = jnp.moveaxis(form.noise(time), -1, 0).at[0].set(form.covariance())
+        Q: Array = jnp.moveaxis(form.noise(time), -1, 0).at[0].set(form.covariance())  # Q_j (M, d, d), Q_1 = P
         factors, inverses = shock_factors(Q)
         return States(form, jnp.asarray(self.times, dtype), time, factors, inverses)
 
@@ -398,7 +403,7 @@ class StateSpaceNormal(DrawnFromWhite):
         form = self._form()
         if noise is None:
             h = form.observation()
-            variance = jitter(dtype, 1) * matmul(matmul(form.covariance(), h), h)
+            variance = jitter(dtype, 1) * matmul(matmul(form.covariance(), h), h)  # a jitter times h' P h
         else:
             require_positive("StateSpaceNormal", "noise", noise)
             variance = jnp.square(
@@ -425,6 +430,7 @@ class StateSpaceNormal(DrawnFromWhite):
         later, _ = shock_factors(jnp.moveaxis(form.noise(time), -1, 0))
 
         def path(white: Array) -> Array:
+            # y_n = m + h' s_n + sigma e_n, with s_1 = F_1 w_1 and s_n = Phi_n s_{n-1} + F_n w_n.
             shocks = matmul(later, white[:, :d, None])[..., 0].T
             values = matmul(form.observation(), prior_states(form, time, matmul(first, white[0, :d]), shocks))
             return values + jnp.sqrt(self.noise_variance) * white[:, d] if self.noisy else values
@@ -471,6 +477,7 @@ class StateSpaceNormal(DrawnFromWhite):
         def moments(residual: Array) -> tuple[Array, Array]:
             return smoothed(self._form(), Observed(time, zeros.at[places].set(residual), noise, present))
 
+        # The variance is the same for all sets of observations.
         mean, variance = jax.vmap(moments, out_axes=(0, None))(residual.reshape(-1, *self.event_shape))
         wanted = where if times is None else where[size:]
         return mean[:, wanted].reshape(*residual.shape[:-1], -1), variance[wanted]

@@ -212,7 +212,7 @@ def matvec(v: Array, A: Array) -> Array:
 
 @fused
 def _correlated(loc: Array, scale_tril: Array, white: Array) -> Array:
-    return loc + matmul(scale_tril, white[..., None])[..., 0]
+    return loc + matmul(scale_tril, white[..., None])[..., 0]  # m_p + R_p eps_p
 
 
 class FullBelief(Belief):
@@ -237,11 +237,11 @@ class FullBelief(Belief):
         return FullBelief(loc, self.scale_tril)
 
     def white(self, value: Array) -> Array:
-        return solve_lower(self.scale_tril, (value - self.loc)[..., None])[..., 0]
+        return solve_lower(self.scale_tril, (value - self.loc)[..., None])[..., 0]  # R^-1 (v - m)
 
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
         white = intermediates[0] if intermediates else self.white(value)
-        density = log_density(white, log_determinant(self.scale_tril))
+        density = log_density(white, log_determinant(self.scale_tril))  # log N(eps; 0, I) - log|R|
         return density.sum(-1) if self.event_dim == 2 else density
 
     @property
@@ -255,7 +255,7 @@ class FullBelief(Belief):
 
     @property
     def variance(self) -> Array:
-        return jnp.square(self.scale_tril).sum(-1)
+        return jnp.square(self.scale_tril).sum(-1)  # diag(R R')
 
     def spread(self, A: Array) -> Array:
         return self.spreading()(A)
@@ -265,13 +265,13 @@ class FullBelief(Belief):
 
         def spread(A: Array) -> Array:
             if A.ndim == 2:
-                return quadratic_forms(S, A)
+                return quadratic_forms(S, A)  # a_n' Sigma_p a_n (N, P)
             return jax.vmap(lambda S_p, A_p: quadratic_forms(S_p[None], A_p)[:, 0], out_axes=1)(S, A)
 
         return spread
 
     def spread_covariance(self, A: Array) -> Array:
-        half = matmul(A, self.scale_tril.reshape(-1, *self.scale_tril.shape[-2:]))
+        half = matmul(A, self.scale_tril.reshape(-1, *self.scale_tril.shape[-2:]))  # A R: A Sigma A' = (A R) (A R)'
         return matmul(half, half.mT)
 
 
@@ -302,7 +302,7 @@ class DiagonalBelief(Belief):
 
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
         white = intermediates[0] if intermediates else self.white(value)
-        density = log_density(white, jnp.log(jnp.abs(self.scale)).sum(-1))
+        density = log_density(white, jnp.log(jnp.abs(self.scale)).sum(-1))  # log N(eps; 0, I) - sum_m log|sigma_m|
         return density.sum(-1) if self.event_dim == 2 else density
 
     @property
@@ -310,10 +310,10 @@ class DiagonalBelief(Belief):
         return jnp.square(self.scale)
 
     def spread(self, A: Array) -> Array:
-        return matvec(self.variance.reshape(-1, A.shape[-1]), jnp.square(A))
+        return matvec(self.variance.reshape(-1, A.shape[-1]), jnp.square(A))  # sum_m a_nm^2 sigma_pm^2
 
     def spread_covariance(self, A: Array) -> Array:
-        half = A * self.scale.reshape(-1, 1, A.shape[-1])
+        half = A * self.scale.reshape(-1, 1, A.shape[-1])  # A diag(sigma)
         return matmul(half, half.mT)
 
 
@@ -351,11 +351,12 @@ class BlockBelief(Belief):
         """Features (N, L M) or (P, N, L M) as those of the blocks (P L, N, M)."""
         count, size = self.blocks.event_shape
         outputs = math.prod(self.event_shape[:-1])
-        split = A.reshape(-1, A.shape[-2], count // outputs, size)
+        split = A.reshape(-1, A.shape[-2], count // outputs, size)  # (P, N, L, M), or P = 1 where shared
         split = jnp.broadcast_to(split, (outputs, *split.shape[1:]))
         return jnp.moveaxis(split, 2, 1).reshape(count, A.shape[-2], size)
 
     def spread(self, A: Array) -> Array:
+        # a' Sigma_p a = sum_g a_g' Sigma_pg a_g: (N, P L), summed over the blocks.
         found = self.blocks.spread(self._by_block(A))
         return found.reshape(len(found), math.prod(self.event_shape[:-1]), -1).sum(-1)
 
@@ -367,9 +368,9 @@ class BlockBelief(Belief):
         mean, M = _of_block(self.loc, A, groups), A.shape[-1]
         if self.blocks.dense_root is not None:
             root = self.blocks.dense_root.reshape(math.prod(self.event_shape[:-1]), -1, M, M)
-            return mean, jnp.square(einsum("ni,pnij->pnj", A, root[:, groups])).sum(-1).T
+            return mean, jnp.square(einsum("ni,pnij->pnj", A, root[:, groups])).sum(-1).T  # |R_pg' a_n|^2
         if isinstance(self.blocks, DiagonalBelief):
-            return mean, _of_block(self.variance, jnp.square(A), groups)
+            return mean, _of_block(self.variance, jnp.square(A), groups)  # sum_m a_nm^2 sigma_pgm^2
         return super().moments_of_block(A, groups)
 
 
@@ -380,12 +381,12 @@ def in_block(A: Array, groups: Array, count: int) -> Array:
 
 @kl_divergence.register(FullBelief, InducingPrior)
 def _kl_full_belief(q: FullBelief, prior: InducingPrior) -> Array:
-    return kl_full(q.loc, q.scale_tril).sum()
+    return kl_full(q.loc, q.scale_tril).sum()  # sum_p KL[N(m_p, R_p R_p') || N(0, I)]
 
 
 @kl_divergence.register(DiagonalBelief, InducingPrior)
 def _kl_diagonal_belief(q: DiagonalBelief, prior: InducingPrior) -> Array:
-    return kl_diagonal(q.loc, q.scale).sum()
+    return kl_diagonal(q.loc, q.scale).sum()  # sum_p KL[N(m_p, diag(sigma_p^2)) || N(0, I)]
 
 
 @pytree
@@ -436,7 +437,7 @@ class FunctionDraw(KnownWeights):
 def _of_block(v: Array, A: Array, groups: Array) -> Array:
     """A v for rows that see one block each (N, P)."""
     M = A.shape[-1]
-    return einsum("nm,pnm->np", A, v.reshape(math.prod(v.shape[:-1]), -1, M)[:, groups])
+    return einsum("nm,pnm->np", A, v.reshape(math.prod(v.shape[:-1]), -1, M)[:, groups])  # v_pg' a_n, g = groups[n]
 
 
 def whitened_values(

@@ -91,10 +91,10 @@ def around_peaks(
         def density(v: Array) -> Array:
             if given is not None:
                 return given.log_marginal(y, v, variance)
-            return log_density(elementwise(conditional(v)), y)
+            return log_density(elementwise(conditional(v)), y)  # log p(y | v)
 
         def centres(v: Array) -> Array:
-            return _offsets(elementwise(conditional(v)), y)
+            return _offsets(elementwise(conditional(v)), y)  # zero where a parameter is y
 
         known = None if given is not None or reading.family in _LABELS else centres
         if directions:
@@ -137,7 +137,7 @@ def _offsets(d: Any, y: Array) -> Array:
     shape = d.batch_shape
     while isinstance(d, dist.TransformedDistribution):
         for transform in reversed(d.transforms):
-            y = transform.inv(y)
+            y = transform.inv(y)  # y = T(u): u goes with the parameters of the base
         d = elementwise(d.base_dist)
     y = jnp.broadcast_to(y, shape)
     fields = [d.__dict__.get(name) for name in sorted(type(d).gather_pytree_data_fields())]  # not by a set's order
@@ -162,9 +162,10 @@ def _nested(
     start, end = columns[0], columns[-1] + 1
 
     def moved(u: Array) -> Array:
-        return jnp.concatenate([v[..., :start], u, v[..., end:]], -1)
+        return jnp.concatenate([v[..., :start], u, v[..., end:]], -1)  # v with other numbers in these columns
 
     def log_value(u: Array) -> Array:
+        # log E over the inner directions, summed over a row's numbers once none of these is shared.
         values = _nested(density, centres, inner, total, moved(u), variance) if inner else density(moved(u))
         return (total(values) if shared and not (inner and inner[0].shared) else values).reshape(u.shape)
 

@@ -156,19 +156,20 @@ def _around(conditional: Conditional) -> ClosedForms:
 
 
 def _poisson(y: Array, r: Array, log_r: Array) -> Array:
-    return jnp.where(y > 0, y * log_r, 0) - r - gammaln(y + 1)
+    return jnp.where(y > 0, y * log_r, 0) - r - gammaln(y + 1)  # y E[log r] - E[r] - log y!
 
 
 def _exponential(y: Array, r: Array, log_r: Array) -> Array:
-    return log_r - y * r
+    return log_r - y * r  # E[log r] - y E[r]
 
 
 def _gamma(y: Array, r: Array, log_r: Array, a: Array) -> Array:
-    return a * log_r + (a - 1) * jnp.log(y) - y * r - gammaln(a)
+    return a * log_r + (a - 1) * jnp.log(y) - y * r - gammaln(a)  # a E[log r] + (a - 1) log y - y E[r] - log Gamma(a)
 
 
 def normal_bound(y: Array, mean: Array, scale: Array, ratio: Array) -> Array:
     """The expected log density of y with a random mean, whose variance is ``ratio`` times that of the noise."""
+    # E log N(y; m, s^2) = log N(y; E m, s^2) - var m / (2 s^2)
     return dist.Normal(mean, scale, validate_args=False).log_prob(y) - 0.5 * ratio
 
 
@@ -186,10 +187,11 @@ def _normal_forms(conditional: Conditional) -> ClosedForms:
 
     def expected_log_prob(y: Array, loc: Array, variance: Array) -> Array:
         mean, slope, scale = moments(loc)
-        return normal_bound(y, mean, scale, jnp.square(slope / scale) * variance)
+        return normal_bound(y, mean, scale, jnp.square(slope / scale) * variance)  # ratio alpha^2 sigma^2 / tau^2
 
     def log_marginal(y: Array, loc: Array, variance: Array) -> Array:
         mean, slope, scale = moments(loc)
+        # variance tau^2 + alpha^2 sigma^2
         return normal_density(y, mean, jnp.square(scale) + jnp.square(slope) * variance)
 
     return ClosedForms(expected_log_prob, log_marginal, moments)
@@ -210,19 +212,22 @@ def _safe_log(x: Array) -> Array:
 
 def _of_logarithm(form: ClosedForm, y: Array, loc: Array, variance: Array) -> Array:
     log_y = _safe_log(y)
-    return jnp.where(y > 0, form(log_y, loc, variance) - log_y, -jnp.inf)
+    return jnp.where(y > 0, form(log_y, loc, variance) - log_y, -jnp.inf)  # log p(log y) - log y, a change of variables
 
 
 def _von_mises(conditional: Conditional, y: Array, loc: Array, variance: Array) -> Array:
     mean, slope, (kappa,) = with_slope(conditional, loc, "loc", "concentration")
-    cosine = jnp.exp(-0.5 * jnp.square(slope) * variance) * jnp.cos(y - mean)
+    cosine = jnp.exp(-0.5 * jnp.square(slope) * variance) * jnp.cos(y - mean)  # E cos(y - alpha v - beta)
+    # kappa E cos - log(2 pi I_0(kappa)), with i0e = e^-kappa I_0, which does not overflow.
     return kappa * (cosine - 1) - jnp.log(2 * jnp.pi * i0e(kappa))
 
 
 def _laplace(conditional: Conditional, y: Array, loc: Array, variance: Array) -> Array:
     mean, slope, (scale,) = with_slope(conditional, loc, "loc", "scale")
+    # z = y - alpha v - beta ~ N(delta, sd^2), with sd kept from zero, where E|z| = |delta|.
     sd = jnp.maximum(jnp.abs(slope) * safe_sqrt(variance), 1e-10 * scale)
     z = jnp.clip((y - mean) / sd, -40, 40)
+    # E|z| = sd sqrt(2 / pi) e^(-delta^2 / 2 sd^2) + delta erf(delta / sd sqrt 2)
     distance = sd * math.sqrt(2 / math.pi) * jnp.exp(-0.5 * jnp.square(z)) + (y - mean) * erf(z / math.sqrt(2))
     return -distance / scale - jnp.log(2 * scale)
 
@@ -234,14 +239,14 @@ def _around_location(conditional: Conditional, y: Array, loc: Array, variance: A
     sd = safe_sqrt(variance)
     mean, slope, (scale,) = with_slope(conditional, loc, "loc", "scale")
     spread = jnp.abs(slope * sd) + 1e-30
-    z = (y - mean) / jnp.where(slope < 0, -spread, spread)
+    z = (y - mean) / jnp.where(slope < 0, -spread, spread)  # where alpha v + beta = y, v = mu + sigma z
     width = jnp.clip(scale / spread, jnp.where(jnp.abs(z) > _PLACED, _LEAST_ASIDE, 1e-4), 1e3)
     centre, width = jax.lax.stop_gradient((jnp.clip(z, -_PLACED, _PLACED), width))
     low, high = jnp.arcsinh((-_REACH - centre) / width), jnp.arcsinh((_REACH - centre) / width)
     u = low + (high - low) * jnp.linspace(0, 1, _NODES, dtype=low.dtype).reshape(-1, *(1,) * low.ndim)
     e = jnp.exp(u)
-    points = centre + width * 0.5 * (e - 1 / e)
-    weights = jnp.exp(-0.5 * jnp.square(points)) * (e + 1 / e)
+    points = centre + width * 0.5 * (e - 1 / e)  # z = c + w sinh u
+    weights = jnp.exp(-0.5 * jnp.square(points)) * (e + 1 / e)  # N(z) dz/du, up to a factor
     values = jax.vmap(lambda v: conditional(v).log_prob(y))(loc + sd * points)
     return (weights * values).sum(0) / weights.sum(0)
 
@@ -258,15 +263,18 @@ def _hazard(d: Any) -> _Hazard:
     base, censored = (d.base_dist, d.censored) if isinstance(d, dist.RightCensoredDistribution) else (d, False)
     if isinstance(base, dist.Exponential):
         return _Hazard(jnp.log(base.rate), 1.0, censored)
-    return _Hazard(-base.concentration * jnp.log(base.scale), base.concentration, censored)
+    return _Hazard(-base.concentration * jnp.log(base.scale), base.concentration, censored)  # H(t) = (t / scale)^k
 
 
 def _times(conditional: Conditional, y: Array, loc: Array, variance: Array) -> Array:
     found = with_slope(lambda v: _hazard(conditional(v)), loc, "log_rate", "power", "censored")
     log_rate, slope, (power, censored) = found
     log_y = _safe_log(y)
+    # E[H(y)] = e^(alpha mu + beta + alpha^2 sigma^2 / 2) y^k
     cumulative = jnp.where(y > 0, jnp.exp(log_rate + 0.5 * jnp.square(slope) * variance + power * log_y), 0)
+    # E[log h(y)] = alpha mu + beta + log k + (k - 1) log y
     log_hazard = log_rate + jnp.log(power) + xlogy(power - 1, jnp.where(censored, 1, y))
+    # log p = log h - H; a censored time is known to be later, log P(T > y) = -H.
     return jnp.where(y < 0, -jnp.inf, jnp.where(censored, 0, log_hazard) - cumulative)
 
 
@@ -275,7 +283,9 @@ def _rate(conditional: Conditional, expected: Callable[..., Array], other: str |
 
     def expected_log_prob(y: Array, loc: Array, variance: Array) -> Array:
         rate, derivative, constants = with_slope(conditional, loc, "rate", *others)
+        # alpha = (d rate / dv) / rate
         slope = derivative / jnp.where(rate > 0, rate, jnp.inf)  # it is zero where nothing was exposed
+        # E[rate] = e^(alpha mu + beta + alpha^2 sigma^2 / 2)
         mean_rate = rate * jnp.exp(0.5 * jnp.square(slope) * variance)
         log_rate = jnp.where(rate > 0, _safe_log(rate), -jnp.inf)
         # As of the distributions themselves: in a compiled step nothing else says that y is out of range.

@@ -169,7 +169,7 @@ def conditionally_gaussian(case: Case) -> Integral | None:
     def moments_of_y(of: Integrand, loc: Array, variance: Array) -> tuple[Array, Array]:
         assert in_all is not None
         centre, spread = in_all(loc, variance)
-        return centre, spread + jnp.square(centre)
+        return centre, spread + jnp.square(centre)  # E[y], Var[y] + E[y]^2
 
     return Integral(
         lambda _: "closed form",
@@ -220,14 +220,14 @@ def by_rule(case: Case) -> Integral:
         if isinstance(rule, MonteCarlo) and not factorised:
             return nodes.mean(of.log_probs_of_rows(y, nodes.points))
         form = given and given.expected_log_prob
-        return of.total(nodes.mean(of.log_probs(y, nodes.points, variance, form)))
+        return of.total(nodes.mean(of.log_probs(y, nodes.points, variance, form)))  # sum_k w_k log p(y | v_k)
 
     def log_marginal(of: Integrand, y: Array, loc: Array, variance: Array) -> Array:
         rule = _at_means(of.rule, columns)
         if isinstance(rule, MonteCarlo) and not factorised:
             nodes = rule.nodes(loc, variance)
             return nodes.log_mean_exp(of.log_probs_of_rows(y, nodes.points))
-        return _log_mean_exp(of, y, rule, loc, variance, given and given.log_marginal)
+        return _log_mean_exp(of, y, rule, loc, variance, given and given.log_marginal)  # log sum_k w_k p(y | v_k)
 
     def moments_of_y(of: Integrand, loc: Array, variance: Array) -> tuple[Array, Array]:
         nodes = of.rule.nodes(loc, variance)
@@ -264,6 +264,7 @@ def _log_mean_exp(of: Integrand, y: Array, rule: Any, loc: Array, variance: Arra
     nodes = rule.nodes(loc, variance)
     log_probs = of.log_probs(y, nodes.points, variance, form)
     if isinstance(rule, ProductGrid):
+        # log E_s prod_p E_{v_p} p(y_p | s, v_p), s the directions that the numbers of a row share.
         kept = of_rows(log_probs, of.observed, of.number_dim)
         return rule.log_mean_exp(nodes, kept, of.event_dim - of.number_dim)
-    return of.total(nodes.log_mean_exp(log_probs))
+    return of.total(nodes.log_mean_exp(log_probs))  # sum_p log E p(y_p | v_p)

@@ -283,7 +283,7 @@ class Likelihood(FieldsInOrder):
         if f.spread is None:
             return self._log_marginal(value, f.loc, f.conditional_variance)
         # The expectation over q(u) is outside the logarithm: inside, the result would not be a lower bound.
-        nodes = self.rule.nodes(f.loc, f.spread)
+        nodes = self.rule.nodes(f.loc, f.spread)  # means given u, N(loc, spread)
         return nodes.mean(jax.vmap(lambda m: self._log_marginal(value, m, f.conditional_variance))(nodes.points))
 
     def log_marginal(self, value: ArrayLike) -> Array:
@@ -300,7 +300,7 @@ class Likelihood(FieldsInOrder):
         rule = with_key(self.rule if isinstance(self.rule, MonteCarlo) else MonteCarlo())
         nodes = rule.nodes(f.functions.loc, f.functions.variance)
         densities = jax.vmap(lambda g: of_entries(self.conditional(f.mixed(g)), y, self.observed))(nodes.points)
-        return nodes.log_mean_exp(densities)
+        return nodes.log_mean_exp(densities)  # log sum_s p(y | W g_s) / S
 
     @property
     def mean(self) -> Array:
@@ -309,7 +309,7 @@ class Likelihood(FieldsInOrder):
     @property
     def variance(self) -> Array:
         first, second = self._moments()
-        return second - jnp.square(first)
+        return second - jnp.square(first)  # E[y^2] - E[y]^2
 
     def _moments(self) -> tuple[Array, Array]:
         """Expectations of y and of its square."""

@@ -59,6 +59,7 @@ def missing(y: Any) -> tuple[Array, Array]:
     observed = observed if mask is None else observed & mask
     values = jnp.where(observed, values, jnp.zeros((), values.dtype))
     if values.size and values.ndim:
+        # The first row that has a value, column by column; where there is none, row 0 has a zero.
         first = jnp.expand_dims(observed.argmax(0), 0)
         values = jnp.where(observed, values, jnp.take_along_axis(values, first, 0))
     return values, observed
@@ -148,6 +149,7 @@ def of_entries(d: dist.Distribution, y: Array, observed: Array | None) -> Array:
     if observed is None:
         return log_density(d, y)
     numbers = elementwise(d)
+    # sum_p o_np log p(y_np | v_n)
     values = of_rows(log_density(numbers, y), observed, numbers.event_dim)
     return sum_event(values, d.event_dim - numbers.event_dim)
 

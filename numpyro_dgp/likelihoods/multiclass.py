@@ -88,7 +88,7 @@ class RobustMax(FieldsInOrder):
         """Class probabilities (..., P)."""
         winner = jax.nn.one_hot(self.values.argmax(-1), self.values.shape[-1], dtype=self.values.dtype)
         other = self.epsilon / (self.values.shape[-1] - 1)
-        return winner * (1 - self.epsilon - other) + other
+        return winner * (1 - self.epsilon - other) + other  # 1 - epsilon, or epsilon / (P - 1)
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         return jax.random.categorical(key, jnp.log(self.probs), shape=self.shape(sample_shape))
@@ -98,8 +98,9 @@ class RobustMax(FieldsInOrder):
 
     def expected_log_prob(self, y: Array, loc: Array, variance: Array) -> Array:
         """E[log p(y | v)] for independent v_p ~ N(loc_p, variance_p)."""
-        first = self._probability_first(y, loc, variance)
+        first = self._probability_first(y, loc, variance)  # P(v_y is the largest)
         other = jnp.log(self.epsilon / (loc.shape[-1] - 1))
+        # E log p = first log(1 - epsilon) + (1 - first) log(epsilon / (P - 1))
         return first * jnp.log1p(-self.epsilon) + (1 - first) * other
 
     def log_marginal(self, y: Array, loc: Array, variance: Array) -> Array:
@@ -109,17 +110,19 @@ class RobustMax(FieldsInOrder):
         def log_first(own: Array) -> Array:
             return self._log_probability_below(own, y, loc, variance)
 
+        # E_{v_y} prod_{c != y} Phi((v_y - mu_c) / sigma_c)
         first = jnp.exp(log_expectation(log_first, own_loc, own_variance, most=64))
         return jnp.log(first * (1 - self.epsilon) + (1 - first) * self.epsilon / (loc.shape[-1] - 1))
 
     def _probability_first(self, y: Array, loc: Array, variance: Array) -> Array:
         own_loc, own_variance = (of_class(a, y) for a in (loc, variance))
         nodes = GaussHermite().nodes(own_loc, own_variance)
+        # sum_k w_k prod_{c != y} Phi((v_k - mu_c) / sigma_c)
         return nodes.mean(jnp.exp(self._log_probability_below(nodes.points, y, loc, variance)))
 
     def _log_probability_below(self, own: Array, y: Array, loc: Array, variance: Array) -> Array:
         """Of all other classes together, given the value of class y."""
-        below = log_ndtr((own[..., None] - loc) / safe_sqrt(variance))
+        below = log_ndtr((own[..., None] - loc) / safe_sqrt(variance))  # log P(v_c < v_y)
         return jnp.where(jnp.arange(loc.shape[-1]) == jnp.asarray(y, int)[..., None], 0, below).sum(-1)
 
 
@@ -183,9 +186,10 @@ class OneVsEach(FieldsInOrder, dist.CategoricalLogits):
     def expected_log_prob(self, y: Array, loc: Array, variance: Array) -> Array:
         """The bound on E[log p(y | v)] for independent v_p ~ N(loc_p, variance_p)."""
         classes = jnp.arange(loc.shape[-1]) if self.others is None else jnp.asarray(self.others)
-        share = 1.0 if self.others is None else loc.shape[-1] / len(classes)
+        share = 1.0 if self.others is None else loc.shape[-1] / len(classes)  # P / B: B terms stand for P
         own_loc, own_variance = (of_class(a, y)[..., None] for a in (loc, variance))
+        # v_y - v_c ~ N(mu_y - mu_c, sigma_y^2 + sigma_c^2)
         differences = own_loc - loc[..., classes], own_variance + variance[..., classes]
         nodes = GaussHermite().nodes(*differences)
-        terms = nodes.mean(jax.nn.log_sigmoid(nodes.points))
+        terms = nodes.mean(jax.nn.log_sigmoid(nodes.points))  # E log 1 / (1 + e^(v_c - v_y))
         return share * jnp.where(classes == jnp.asarray(y, int)[..., None], 0.0, terms).sum(-1)

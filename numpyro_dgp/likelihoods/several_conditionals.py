@@ -61,6 +61,8 @@ def grid_of(parts: Sequence[Part], numbers: int) -> ProductGrid | None:
     each = sum(part.columns for part in parts if not part.own)
     if each + sum(part.own for part in parts) > MOST_DIRECTIONS:
         return None
+    # Directions 0 to each - 1: of columns that all numbers of y see. Then one for each function
+    # of which y_p sees column p only.
     directions: list[int] = []
     together, apart = 0, each
     for part in parts:
@@ -122,16 +124,17 @@ def given_others(
         parts, variances = split.parts(v), split.parts(variance)
         found = {f: with_slope(at(parts, f), parts[f], "loc", "scale") for f in means}
         centre, _, (noise,) = found[means[0]]
-        each = (jnp.square(slope) * variances[f] for f, (_, slope, _) in found.items())
+        each = (jnp.square(slope) * variances[f] for f, (_, slope, _) in found.items())  # alpha_i^2 sigma_i^2
         return centre, sum(each, jnp.zeros_like(centre)), noise
 
     def expected_log_prob(y: Array, v: Array, variance: Array) -> Array:
         centre, spread, noise = given(v, variance)
+        # log N(y; centre, tau^2) - spread / (2 tau^2)
         return normal_bound(y, centre, noise, spread / jnp.square(noise))
 
     def moments(v: Array, variance: Array) -> tuple[Array, Array]:
         centre, spread, noise = given(v, variance)
-        return centre, jnp.square(noise) + spread
+        return centre, jnp.square(noise) + spread  # tau^2 + sum_i alpha_i^2 sigma_i^2
 
     def log_marginal(y: Array, v: Array, variance: Array) -> Array:
         return normal_density(y, *moments(v, variance))
@@ -141,6 +144,7 @@ def given_others(
         parts = split.parts(v)
         centre, spread, _ = given(v, variance)
         noise, change, _ = with_slope(at(parts, scale), parts[scale], "scale")
+        # tau = e^(gamma s + delta): rate = gamma^2 sigma_s^2, E[1 / tau^2] = e^(2 rate) / tau(mu_s)^2.
         rate = jnp.square(change / noise) * split.parts(variance)[scale]
         square = (jnp.square(y - centre) + spread) / jnp.square(noise)
         return -0.5 * (square * jnp.exp(2 * rate) + math.log(2 * math.pi)) - jnp.log(noise)

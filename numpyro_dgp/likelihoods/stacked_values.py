@@ -171,7 +171,7 @@ class CorrelatedValues(SeveralValues):
             beyond = [own - part.loc for own, part in zip(c, self.parts, strict=True)]
             v = list(c)
             for (i, j), weight in self.weights.items():
-                v[i] = v[i] + weight * beyond[j]
+                v[i] = v[i] + weight * beyond[j]  # v_i = c_i + sum_j lambda_ij (c_j - m_j)
             return conditional(*v)
 
         return of_c
@@ -236,9 +236,10 @@ def _covariances(parts: Sequence[FunctionValues]) -> Entries:
     ]
     features = [f.features(x) for f, x in zip(functions, rows, strict=True)]
     A = jnp.stack([each if each.ndim == 3 else each[None] for each in features], -2)  # (P, N, k, M)
-    spread = None if v.known else jax.vmap(v.spread_covariance, in_axes=1, out_axes=1)(A)
+    spread = None if v.known else jax.vmap(v.spread_covariance, in_axes=1, out_axes=1)(A)  # a_i' Sigma a_j (P, N, k, k)
     found = Entries()
     for i, j in itertools.combinations(range(len(parts)), 2):
+        # Cov[v_i, v_j] = k(x_i, x_j) - a_i' a_j + a_i' Sigma a_j (P, N)
         C = _prior_of_rows(functions[i], functions[j], rows[i], rows[j]) - (A[..., i, :] * A[..., j, :]).sum(-1)
         C = (C if spread is None else C + spread[..., i, j]).T
         found[j, i] = C.reshape(*batch, -1) if functions[0].outputs is not None else C.reshape(batch)
@@ -254,9 +255,9 @@ def _prior_of_rows(f: Any, g: Any, x: Array, y: Array) -> Array:
 def _prior_between(f: Any, g: Any, x: Array, y: Array) -> Array:
     """Covariances of f at rows x with g at rows y, both functionals of one function, or that itself: (P, N, N')."""
     if isinstance(f, FunctionalOf):
-        return f.functional(lambda inputs: _prior_between(f.base, g, inputs, y), x)
+        return f.functional(lambda inputs: _prior_between(f.base, g, inputs, y), x)  # L_x k(x, y)
     if isinstance(g, FunctionalOf):
-        return g.functional(lambda inputs: _prior_between(f, g.base, x, inputs).mT, y).mT
+        return g.functional(lambda inputs: _prior_between(f, g.base, x, inputs).mT, y).mT  # L_y k(x, y)
     return f.covariance(x, y)
 
 
@@ -266,6 +267,8 @@ def _in_turn(numbers: Sequence[int], C: Entries, variances: list[Array], weights
     Covariances that rounding makes larger than the two variances allow are cut: both may be nearly zero, at an inducing
     input, where C is a difference of larger numbers.
     """
+    # C = Lambda diag(d) Lambda', row by row:
+    # lambda_ij d_j = C_ij - sum_{m<j} lambda_im lambda_jm d_m.
     whole = {n: variances[n] for n in numbers}
     smallest = 10 * jnp.finfo(variances[numbers[0]].dtype).eps
     for i, n in enumerate(numbers):
@@ -276,4 +279,5 @@ def _in_turn(numbers: Sequence[int], C: Entries, variances: list[Array], weights
             cross = jnp.clip(cross, -largest, largest)
             known = d > smallest * whole[before]  # else it is determined by those before it
             weights[n, before] = cross / jnp.where(known, d, jnp.inf)
+            # d_i = C_ii - sum_j lambda_ij^2 d_j
             variances[n] = jnp.maximum(variances[n] - jnp.square(weights[n, before]) * d, 0.0)

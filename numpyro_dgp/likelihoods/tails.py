@@ -42,10 +42,11 @@ def log_density(d: Any, y: Array) -> Array:
     """
     if is_family(d, *_TRUNCATED):
         inside = _log_inside(d)
-        return d.log_prob(y) if inside is None else d.base_dist.log_prob(y) - inside
+        return d.log_prob(y) if inside is None else d.base_dist.log_prob(y) - inside  # log p(y) - log P(inside)
     if not is_family(d, *CENSORED):
         return d.log_prob(y)
     tail = _log_tail(d.base_dist, y, right=isinstance(d, dist.RightCensoredDistribution))
+    # log P(more than y), or less
     return d.log_prob(y) if tail is None else jnp.where(d.censored, tail, d.base_dist.log_prob(y))
 
 
@@ -57,13 +58,14 @@ def _log_inside(d: Any) -> Array | None:
         return _log_tail(d.base_dist, d.high, right=False)
     # From the side where both tails are smaller: their difference has more digits.
     sign = jnp.where(d.low > d.base_dist.loc, -1.0, 1.0)
+    # Symmetric about loc: 2 loc - end has below it what the end has above it.
     near, far = jnp.where(sign < 0, d.low, d.high), jnp.where(sign < 0, d.high, d.low)
     larger, smaller = (
         _log_tail(d.base_dist, d.base_dist.loc + sign * (end - d.base_dist.loc), False) for end in (near, far)
     )
     if larger is None or smaller is None:
         return None
-    return larger + jax.nn.log1mexp(larger - smaller)
+    return larger + jax.nn.log1mexp(larger - smaller)  # log(P - p) = log P + log(1 - p / P)
 
 
 def _log_tail(d: Any, y: Array, right: bool) -> Array | None:
@@ -72,8 +74,9 @@ def _log_tail(d: Any, y: Array, right: bool) -> Array | None:
         return _log_tail(d.base_dist, jnp.log(y), right)
     if is_family(d, dist.Normal, dist.Logistic, dist.Laplace, methods=("cdf",)):
         z = (y - d.loc) / d.scale
-        return _log_lower_tail(d, -z if right else z)
+        return _log_lower_tail(d, -z if right else z)  # P(Z > z) = P(Z < -z)
     if is_family(d, dist.Exponential, dist.Weibull, methods=("cdf",)):
+        # P(T > y) = e^-H, with H = rate y or (y / scale)^k
         hazard = d.rate * y if isinstance(d, dist.Exponential) else (y / d.scale) ** d.concentration
         return -hazard if right else jnp.log(-jnp.expm1(-hazard))
     return None
@@ -85,4 +88,5 @@ def _log_lower_tail(d: Any, z: Array) -> Array:
         return log_ndtr(z)
     if isinstance(d, dist.Logistic):
         return jax.nn.log_sigmoid(z)
+    # Laplace: e^z / 2 below zero, 1 - e^-z / 2 above
     return jnp.where(z < 0, jnp.minimum(z, 0.0) - jnp.log(2.0), jnp.log1p(-0.5 * jnp.exp(-jnp.abs(z))))

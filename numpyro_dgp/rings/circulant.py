@@ -70,7 +70,7 @@ def hartley(x: Array, blocks: Blocks) -> Array:
     def transform(block: tuple[int, ...], axes: tuple[int, ...]) -> Callable[[Array], Array]:
         def apply(grid: Array) -> Array:
             waves = jnp.fft.fftn(grid, axes=axes, norm="ortho")
-            return waves.real - waves.imag
+            return waves.real - waves.imag  # sum_j x_j (cos + sin)(2 pi j k / M) / sqrt M
 
         return apply
 
@@ -81,6 +81,7 @@ def even_part(x: Array, blocks: Blocks) -> Array:
     """The mean of flat numbers (..., M) by frequency and by opposite frequency."""
 
     def mean(block: tuple[int, ...], axes: tuple[int, ...]) -> Callable[[Array], Array]:
+        # (x_k + x_{-k}) / 2: the flip takes k to m - 1 - k, the roll that to m - k.
         return lambda grid: 0.5 * (grid + jnp.roll(jnp.flip(grid, axes), (1,) * len(axes), axes))
 
     return _over(blocks, mean, x)
@@ -121,6 +122,7 @@ class CirculantMatrix:
 
         def product(block: tuple[int, ...], axes: tuple[int, ...]) -> Callable[[Array, Array], Array]:
             def apply(spectrum: Array, grid: Array) -> Array:
+                # C x = F^-1 (lambda * F x), of real x the half of the frequencies
                 waves = jnp.fft.rfftn(grid, axes=axes)
                 return jnp.fft.irfftn(_half(spectrum, block) * waves, s=block, axes=axes)
 
@@ -148,7 +150,7 @@ class CirculantMatrix:
         """The diagonal (..., M), constant on every block."""
 
         def constant(block: tuple[int, ...], axes: tuple[int, ...]) -> Callable[[Array], Array]:
-            return lambda grid: jnp.broadcast_to(grid.mean(axes, keepdims=True), grid.shape)
+            return lambda grid: jnp.broadcast_to(grid.mean(axes, keepdims=True), grid.shape)  # C_jj = mean of lambda
 
         return _over(self.blocks, constant, self.spectrum)
 
@@ -166,6 +168,7 @@ class CirculantMatrix:
         product = CirculantMatrix.from_row(self.row() * other.row(), self.blocks)
 
         def exact(block: tuple[int, ...], axes: tuple[int, ...]) -> Callable[[Array, Array], Array]:
+            # lambda_0 of C o C' is sum_j c_j c'_j = sum_k lambda_k lambda'_k / M (Parseval).
             return lambda grid, pairs: grid.at[(..., *(0,) * len(block))].set(pairs.mean(axes))
 
         return CirculantMatrix(_over(self.blocks, exact, product.spectrum, self.spectrum * other.spectrum), self.blocks)
@@ -193,7 +196,8 @@ def sandwich_trace(a: Array, v: Array, b: Array, w: Array, block: tuple[int, ...
     """
     axes = tuple(range(-len(block), 0))
     a, v, b, w = (x.reshape(*x.shape[:-1], *block) for x in (a, v, b, w))
-    c = a * jnp.roll(jnp.flip(b, axes), (1,) * len(axes), axes)
+    c = a * jnp.roll(jnp.flip(b, axes), (1,) * len(axes), axes)  # a_m b_{-m}
+    # (circ(c) v)_m = sum_n c_{n-m} v_n: a correlation, conj(F c) * F v
     waves = jnp.conj(jnp.fft.rfftn(c, axes=axes)) * jnp.fft.rfftn(v, axes=axes)
     return (w * jnp.fft.irfftn(waves, s=block, axes=axes)).sum(axes)
 
@@ -202,6 +206,7 @@ def kl_between_circulants(q: tuple[Array, CirculantMatrix], p: tuple[Array, Circ
     r""":math:`\mathrm{KL}[N(m_q, C_q) \,\|\, N(m_p, C_p)]`, shape (...,), in O(M log M)."""
     shift, ratio = q[0] - p[0], q[1].spectrum / p[1].spectrum
     square = (shift * p[1].solve(shift)).sum(-1)
+    # (d' C_p^-1 d + sum_k (r_k - 1 - log r_k)) / 2, d = m_q - m_p, r = lambda_q / lambda_p
     return 0.5 * (square + (ratio - 1 - jnp.log(ratio)).sum(-1))
 
 
@@ -211,4 +216,5 @@ def kl_dense_to_circulant(loc: Array, scale_tril: Array, p: tuple[Array, Circula
     shift = loc - p[0]
     trace = jnp.trace(CirculantMatrix(C.spectrum[..., None, :], C.blocks).solve(covariance), axis1=-2, axis2=-1)
     log_ratio = C.log_determinant() - 2 * log_determinant(scale_tril)
+    # (tr C_p^-1 R R' + d' C_p^-1 d - M + log|C_p| - 2 log|R|) / 2
     return 0.5 * (trace + (shift * C.solve(shift)).sum(-1) - loc.shape[-1] + log_ratio)

@@ -104,7 +104,7 @@ class Subsampled:
     def lost_variance(self) -> Array:
         r""":math:`\mathrm{tr}(C - A A^\top) / N`: the mean variance of the process given its inducing values."""
         a, w = self.eigenvalues, self.weights
-        return (a * (1 - w)).sum() / a.size
+        return (a * (1 - w)).sum() / a.size  # sum_m (1'lambda_m - beta_m' lambda_m) / N
 
     def apply(self, x: Array) -> Array:
         """A A' x for vectors (..., N), in O(N log N).
@@ -113,6 +113,7 @@ class Subsampled:
             ValueError: vectors of another length.
         """
         x = self._to_classes(self._vectors(x))
+        # lambda_m (beta_m' x_m)
         return self._from_classes(self.eigenvalues * (self.weights * x).sum(-2, keepdims=True))
 
     def solve(self, x: Array, noise: ArrayLike) -> Array:
@@ -123,6 +124,7 @@ class Subsampled:
         """
         require_noise("Subsampled", noise)
         x = self._to_classes(self._vectors(x))
+        # (x - B (B + s^2 I)^-1 x) / s^2, B = A A'
         return self._from_classes((x - self._explained(x, noise)) / jnp.square(noise))
 
     def log_determinant(self, noise: ArrayLike) -> Array:
@@ -133,6 +135,7 @@ class Subsampled:
         """
         require_noise("Subsampled", noise)
         s2 = jnp.square(jnp.asarray(noise, self.eigenvalues.dtype))
+        # log|lambda_m beta_m' / s^2 + I| = log(1 + beta_m' lambda_m / s^2)
         return jnp.log1p(self._signal() / s2).sum() + self.eigenvalues.size * jnp.log(s2)
 
     def bound(self, y: ArrayLike, noise: ArrayLike) -> Array:
@@ -151,14 +154,15 @@ class Subsampled:
         """
         y, s2 = self._data(y, noise)
         N, x = self.eigenvalues.size, self._to_classes(y)
-        square = (jnp.square(x).sum() - (x * self._explained(x, noise)).sum()) / s2
+        square = (jnp.square(x).sum() - (x * self._explained(x, noise)).sum()) / s2  # y' (B + s^2 I)^-1 y
         log_density = -0.5 * (square + self.log_determinant(noise) + N * math.log(2 * math.pi))
-        return log_density - 0.5 * N * self.lost_variance() / s2
+        return log_density - 0.5 * N * self.lost_variance() / s2  # less tr(C - B) / (2 s^2)
 
     def evidence(self, y: ArrayLike, noise: ArrayLike) -> Array:
         """The log evidence itself, of the process that is approximated; arguments and errors as :meth:`bound`."""
         y, s2 = self._data(y, noise)
         total, x = self.eigenvalues + s2, self._to_classes(y)
+        # sum_k log N(x_k; 0, lambda_k + s^2)
         return -0.5 * (jnp.square(x) / total + jnp.log(2 * math.pi * total)).sum()
 
     def expected_gap(self, noise: ArrayLike) -> Array:
@@ -183,9 +187,10 @@ class Subsampled:
         require_noise("Subsampled", noise)
         a, w, signal = self.eigenvalues, self.weights, self._signal()
         s2 = jnp.square(jnp.asarray(noise, a.dtype))
-        lost = (a * (1 - w)).sum(0)
-        spread = (w * jnp.square(a - signal)).sum(0)
+        lost = (a * (1 - w)).sum(0)  # 1'lambda_m - mean (M,), mean = beta_m' lambda_m
+        spread = (w * jnp.square(a - signal)).sum(0)  # V_m
         log_ratio = jnp.log1p(signal / s2) - jnp.log1p(a / s2).sum(0)
+        # (lost - V / (s^2 + mean)) / s^2 of the first trace, lost / s^2 of the last one, log ratio
         return 0.5 * ((2 * lost - spread / (s2 + signal)) / s2 + log_ratio).sum()
 
     def posterior(self, y: ArrayLike, noise: ArrayLike) -> tuple[Array, Array]:
@@ -211,6 +216,8 @@ class Subsampled:
         rows = np.zeros((len(steps), self.eigenvalues.size))
         rows[np.arange(len(steps)), np.ravel_multi_index(tuple(steps.T), self.sizes)] = 1
         waves, signal = self._to_classes(jnp.asarray(rows, y.dtype)), self._signal()
+        # C - B (B + s^2 I)^-1 B, with (h'lambda_m) (h'beta_m) b_m / (s^2 + b_m) of class m at a
+        # point with the row h of H; b_m = beta_m' lambda_m.
         forms = (waves * self.eigenvalues).sum(-2) * (waves * self.weights).sum(-2)
         known = (forms * signal / (s2 + signal)).sum(-1).reshape(self.every)
         copies = tuple(m // p for m, p in zip(self.sizes, self.every, strict=True))
@@ -243,6 +250,7 @@ class Subsampled:
 
     def _explained(self, x: Array, noise: ArrayLike) -> Array:
         r""":math:`A A^\top (A A^\top + \sigma^2 I)^{-1} x`, by class (..., J, M)."""
+        # lambda beta' (lambda beta' + s^2 I)^-1 x = lambda (beta'x) / (s^2 + beta'lambda)
         scale = (self.weights * x).sum(-2, keepdims=True) / (jnp.square(noise) + self._signal())
         return self.eigenvalues * scale
 
@@ -251,7 +259,7 @@ class Subsampled:
 
     def _from_classes(self, x: Array) -> Array:
         D, coarse = len(self.sizes), [m // p for m, p in zip(self.sizes, self.every, strict=True)]
-        grid = x.reshape(*x.shape[:-2], *self.every, *coarse)
+        grid = x.reshape(*x.shape[:-2], *self.every, *coarse)  # (..., J_1, ..., J_D, M_1, ..., M_D)
         lead = list(range(x.ndim - 2))
         order = [len(lead) + d + part * D for d in range(D) for part in (0, 1)]
         return hartley(grid.transpose(lead + order).reshape(*x.shape[:-2], -1), (self.sizes,))

@@ -91,18 +91,21 @@ class RingFeatures:
             ValueError: a kernel without one.
         """
         k, a, sizes = frequencies(ring.sizes), aliases(ring.sizes), np.array(ring.sizes)
-        multiples = k[None] + a[:, None] * sizes
+        multiples = k[None] + a[:, None] * sizes  # k + nu m (aliases, M, D)
         symmetric = (np.abs(multiples) <= _last_frequency(ring)).all(-1)
+        # sigma^2_{k + nu m}, zero beyond the last observed frequency
         mass = spectral_mass(kernel, ring, jnp.asarray(multiples, ring.dtype)) * symmetric
         origin = jnp.zeros((1, len(sizes)), ring.dtype)
         observed = mass.sum()
         variance = jnp.maximum(periodised(kernel, ring, origin, origin)[0, 0], observed)
-        eigenvalues = len(k) * mass.sum(0)
+        eigenvalues = len(k) * mass.sum(0)  # lambda_k - epsilon = M sum_nu sigma^2_{k + nu m}
         spectrum = eigenvalues + nugget * variance
-        roots = mass * jnp.sqrt(len(k) / spectrum)
+        roots = mass * jnp.sqrt(len(k) / spectrum)  # F = sqrt(M / lambda_k) sigma^2_{k + nu m}
+        # What the nugget hides on grid points: tr(e - e^2 / lambda) / M, with e = lambda - epsilon.
         noise = (eigenvalues * (spectrum - eigenvalues) / spectrum).mean()
         distinct, which = _differences(a)
         gram = matmul(roots, roots.T)
+        # Sums of (F F')_{nu nu'} by nu - nu'; pairs with nu >= nu' go to the last place.
         between = jnp.zeros(len(distinct) + 1, gram.dtype).at[which].add(gram)[:-1]
         return cls(kernel, ring, roots, spectrum, variance, variance - observed + noise, 4 * between)
 
@@ -115,10 +118,11 @@ class RingFeatures:
             # Whole steps are reduced modulo the ring in integers, so that the phase is exact at high frequencies.
             whole = _product(steps[:, d, None], k, m).astype(delta.dtype)
             cycles = cycles + whole / m + delta[:, d, None] * jnp.asarray(k / m, delta.dtype)
-        phase = 2 * math.pi * cycles
+        phase = 2 * math.pi * cycles  # 2 pi k x / m
         alias = 2 * math.pi * matmul(delta, jnp.asarray(aliases(self.ring.sizes).T, delta.dtype))
         roots = self.roots.astype(delta.dtype)
-        even, odd = matmul(jnp.cos(alias), roots), matmul(jnp.sin(alias), roots)
+        even, odd = matmul(jnp.cos(alias), roots), matmul(jnp.sin(alias), roots)  # sum_nu F cos, F sin (2 pi nu delta)
+        # (Re + Im) e^{i phase} (even + i odd)
         return jnp.cos(phase) * (even + odd) + jnp.sin(phase) * (even - odd)
 
     def power(self, x: Array) -> Array:
@@ -132,12 +136,14 @@ class RingFeatures:
         _, delta = position(self.ring, x, jnp.floor)
         alias = 2 * math.pi * matmul(delta, jnp.asarray(aliases(self.ring.sizes).T, delta.dtype))
         even, odd, roots = jnp.cos(alias), jnp.sin(alias), self.roots.astype(delta.dtype)
+        # cos a cos b + sin a sin b = cos(a - b), summed over n (aliases, aliases)
         return (roots * matmul(matmul(even.T, even) + matmul(odd.T, odd), roots)).sum(0)
 
     def conditional_variance(self, x: Array) -> Array:
         """Variance at x (N, D) given the values on the grid: (N,), in O(N) once the features exist."""
         _, delta = position(self.ring, x, jnp.floor)
         distinct, _ = _differences(aliases(self.ring.sizes))
+        # sin^2(pi (nu - nu') delta)
         waves = jnp.square(jnp.sin(math.pi * matmul(delta, jnp.asarray(distinct.T, delta.dtype))))
         return self.rest + matmul(waves, self.between.astype(delta.dtype))
 
@@ -153,7 +159,7 @@ def position(ring: Ring, x: Array, rounded: Callable[[Array], Array]) -> tuple[A
     """Whole steps from the origin, as integers within the ring, and what is left, in steps: each (N, D)."""
     sizes = jnp.asarray(ring.sizes, x.dtype)
     steps = (x - ring.origin.astype(x.dtype)) / ring.length.astype(x.dtype) * sizes
-    whole = rounded(jax.lax.stop_gradient(steps))
+    whole = rounded(jax.lax.stop_gradient(steps))  # constant: the slope is that of what is left
     return (whole % sizes).astype(jnp.int32), steps - whole
 
 
@@ -163,7 +169,7 @@ def _product(i: Array, k: np.ndarray, m: int) -> Array:
         return i * k % m
     found = jnp.zeros((), jnp.int32)
     for shift in (16, 8, 0):
-        found = (256 * found + (i >> shift & 255) * k) % m
+        found = (256 * found + (i >> shift & 255) * k) % m  # i in bytes; below 2^31 for m up to 2^22
     return found
 
 
@@ -224,8 +230,10 @@ def _waves(summand: Summand, key: Array, ring: Ring, num: int) -> Waves:
         )
     frequency_key, phase_key = jax.random.split(key)
     omega = stationary.frequencies(frequency_key, (len(ring.sizes), num), ring.dtype).T / stationary.lengthscale
-    multiples = jnp.round(omega * ring.length / (2 * math.pi))
+    multiples = jnp.round(omega * ring.length / (2 * math.pi))  # omega_n is the nearest to omega
     density = stationary.spectral_density
+    # Over omega ~ rho, the mean ratio in the cell of omega_n is rho(omega_n) times its size.
     ratio = density(2 * math.pi * multiples / ring.length) / density(omega)
     phase = jax.random.uniform(phase_key, (num,), ring.dtype, maxval=2 * math.pi)
+    # E[2 cos(a + chi) cos(b + chi)] = cos(a - b) over the phase chi
     return Waves(ring, multiples, jnp.sqrt(2 * summand.scale * stationary.variance * ratio), phase)

@@ -76,7 +76,7 @@ class FewGaps:
         """From the covariance on the ring, the variance of the noise, and where there are observations."""
         inverse = CirculantMatrix(1 / (process.spectrum + noise_variance), process.blocks)
         between = _entries(inverse, pattern.missing, pattern.missing)
-        return cls(process, noise_variance, jnp.linalg.cholesky(between), pattern)
+        return cls(process, noise_variance, jnp.linalg.cholesky(between), pattern)  # L L' = G_uu
 
     @property
     def total(self) -> CirculantMatrix:
@@ -87,26 +87,27 @@ class FewGaps:
         """log det of the covariance."""
         found = self.total.log_determinant()
         if len(self.pattern.missing):
-            found = found + 2 * log_determinant(self.factor)
+            found = found + 2 * log_determinant(self.factor)  # -log|G| + log|G_uu|
         zero = jnp.zeros_like(found)
         return Estimate(found, zero, zero, 1 + zero)
 
     def solve(self, residual: Array) -> Array:
         """Observations b on the ring, less what fills the gaps best (..., M)."""
-        solved = self.total.solve(residual)[..., self.pattern.missing, None]
-        fill = solve_lower(self.factor, solve_lower(self.factor, solved), transpose=True)[..., 0]
+        solved = self.total.solve(residual)[..., self.pattern.missing, None]  # (G b)_u
+        fill = solve_lower(self.factor, solve_lower(self.factor, solved), transpose=True)[..., 0]  # G_uu^-1 (G b)_u
         return residual.at[..., self.pattern.missing].add(-fill)
 
     def weights(self, residual: Array, x: Array) -> Array:
         """The covariance's inverse times b on the ring (..., M), zero at unobserved points."""
-        return self.total.solve(x)
+        return self.total.solve(x)  # G (b - v): G_oo b - G_ou G_uu^-1 G_uo b, and zero in the gaps
 
     def square(self, residual: Array, x: Array) -> Array:
         """b' times the covariance's inverse times b (...,)."""
-        return (x * self.total.solve(x)).sum(-1)
+        return (x * self.total.solve(x)).sum(-1)  # (b - v)' G (b - v)
 
     def variance(self) -> Array:
         """The posterior variances of the process on the ring (M,)."""
+        # diag(C - C G C) = diag(s^2 C G), and the squares of L^-1 (G C)_u for what is missing
         total = self.total.spectrum
         explained = CirculantMatrix(self.process.spectrum * self.noise / total, self.process.blocks).diagonal()
         return explained + jnp.square(self._half_columns()).sum(0) if len(self.pattern.missing) else explained
@@ -135,6 +136,7 @@ class FewValues:
     def of(cls, process: CirculantMatrix, noise_variance: Array, pattern: Pattern) -> FewValues:
         """From the covariance on the ring, the noise's variance or variances (N,), and where there are observations."""
         noise = jnp.diag(jnp.broadcast_to(noise_variance, (len(pattern.present),)))
+        # L L' = C_oo + D
         return cls(process, jnp.linalg.cholesky(_entries(process, pattern.present, pattern.present) + noise), pattern)
 
     def log_determinant(self) -> Estimate:
@@ -149,7 +151,7 @@ class FewValues:
 
     def weights(self, residual: Array, x: Array) -> Array:
         """The covariance's inverse times b on the ring (..., M), zero at unobserved points."""
-        found = solve_lower(self.factor, x[..., None], transpose=True)[..., 0]
+        found = solve_lower(self.factor, x[..., None], transpose=True)[..., 0]  # L^-T L^-1 b
         return jnp.zeros_like(residual).at[..., self.pattern.present].set(found)
 
     def square(self, residual: Array, x: Array) -> Array:
@@ -158,7 +160,7 @@ class FewValues:
 
     def variance(self) -> Array:
         """The posterior variances of the process on the ring (M,)."""
-        return self.process.diagonal() - jnp.square(self._half_columns()).sum(0)
+        return self.process.diagonal() - jnp.square(self._half_columns()).sum(0)  # C_ii - |L^-1 C_oi|^2
 
     def _half_columns(self) -> Array:
         """L^{-1} C_o of all points (N, M)."""
@@ -170,7 +172,7 @@ def _entries(matrix: CirculantMatrix, rows: Any, columns: Any) -> Array:
     (sizes,) = matrix.blocks
     row = matrix.row().reshape(sizes)
     i, j = (jnp.unravel_index(jnp.asarray(index), sizes) for index in (rows, columns))
-    return row[tuple((a[:, None] - b[None]) % m for a, b, m in zip(i, j, sizes, strict=True))]
+    return row[tuple((a[:, None] - b[None]) % m for a, b, m in zip(i, j, sizes, strict=True))]  # C_ij = c_{i - j}
 
 
 @jax.custom_vjp
@@ -198,14 +200,15 @@ def _durbin(column: Array) -> tuple[Array, Array]:
 
     def step(m: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         a, error, total = state  # a[0] = 1 and the coefficients of order m - 1
+        # Levinson's step: the new last coefficient is -(c_m + sum_j a_j c_{m-j}) / E.
         reflection = -(a * backwards(column, m)).sum() / error
         a = a + reflection * backwards(a, m)
-        error = error * (1 - jnp.square(reflection))
+        error = error * (1 - jnp.square(reflection))  # E_m = E_{m-1} (1 - reflection^2)
         return a, error, total + jnp.log(error)
 
     start = zeros.at[0].set(1), column[0], jnp.log(column[0])
     a, error, total = jax.lax.fori_loop(1, n, step, start)
-    return total, a / error
+    return total, a / error  # log|T| = sum_m log E_m, x = (1, a) / E
 
 
 def _forward(column: Array) -> tuple[Array, Array]:
@@ -219,8 +222,10 @@ def _backward(x: Array, slope: Array) -> tuple[Array]:
 
     def correlation(left: Array) -> Array:
         """Sums of ``left[j] x[j + k]`` over j (n,)."""
+        # padded to 2 n, so that nothing wraps around
         return jnp.fft.irfft(jnp.conj(jnp.fft.rfft(left, 2 * n)) * waves, 2 * n)[:n]
 
+    # sum_j (n - k - 2 j) x_j x_{j+k} / x_0; for k > 0 the diagonals k and -k depend on c_k.
     sums = ((n - k) * correlation(x) - 2 * correlation(k * x)) / x[0]
     return (slope * jnp.where(k == 0, 1, 2) * sums,)
 
@@ -274,6 +279,7 @@ class _Whitened:
         sizes = self.pattern.sizes
         waves = jnp.fft.rfftn(self.inward(x).reshape(sizes))
         last = np.arange(waves.shape[-1])
+        # y' G y = sum_k |F y|_k^2 / (lambda_k + s^2) / M; k and -k are one entry of the half.
         pairs = np.where((last == 0) | (2 * last == sizes[-1]), 1.0, 2.0).astype(self.dtype)
         power = pairs * (jnp.square(waves.real) + jnp.square(waves.imag)) / self.pattern.size
         return (self.inverse.reshape(sizes)[..., : len(last)] * power).sum()
@@ -319,6 +325,7 @@ class ManyGaps:
         _, runs = pattern.runs()
         longest = max(length for _, length in runs)
         whiten = inverse_factor(row[np.abs(np.arange(longest)[:, None] - np.arange(longest))])
+        # log|P| = -2 sum_j (how many runs are longer than j) log W_jj
         longer = np.array([sum(count for count, length in runs if length > j) for j in range(longest)])
         log_blocks = -2 * (longer.astype(row.dtype) * jnp.log(jnp.diagonal(whiten))).sum()
         reach = len(pattern.missing) if pattern.is_one_gap else 0
@@ -328,20 +335,21 @@ class ManyGaps:
         """log det of the covariance."""
         whole, zero, solver = jnp.log(self.total).sum(), jnp.zeros((), self.row.dtype), self.solver
         if len(self.row):
-            return Estimate(whole + toeplitz_log_determinant(self.row), zero, zero, 1 + zero)
+            return Estimate(whole + toeplitz_log_determinant(self.row), zero, zero, 1 + zero)  # -log|G| + log|G_uu|
         found = log_determinant_by_probes(self.whitened, solver.seed, solver.probes, solver.steps)
-        return found._replace(value=whole + self.log_blocks + found.value)
+        return found._replace(value=whole + self.log_blocks + found.value)  # -log|G| + log|P| + log|A|
 
     def solve(self, residual: Array, tol: float, maxiter: int) -> Array:
         """What fills the gaps, in the coordinates of A, for observations b on the ring (..., M): (..., n).
 
         Its derivatives are those of the solution, not of the steps.
         """
+        # A x = F^-1 (G b)_u, v = F^-T x
         return cg(self.whitened.apply, self._right(residual), tol=tol, maxiter=maxiter)[0]
 
     def weights(self, residual: Array, x: Array) -> Array:
         """The covariance's inverse times b on the ring (..., M), zero at unobserved points but for the error of x."""
-        return self.whitened.circulant.apply(residual - self.whitened.inward(x))
+        return self.whitened.circulant.apply(residual - self.whitened.inward(x))  # G (b - v)
 
     def square(self, residual: Array, x: Array) -> Array:
         """b' times the covariance's inverse times b (...,): at least that."""

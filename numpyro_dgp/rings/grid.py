@@ -227,6 +227,7 @@ def _warn_if_coarse(name: str, parts: tuple[Component, ...]) -> None:
 
 def _share_left(f: RingFeatures) -> Array:
     """The share of the variance halfway between two grid points that is left given the values at the grid points."""
+    # var[f(x) | u] / k(0), x a half step from z
     return f.conditional_variance((f.ring.origin + 0.5 * _step(f))[None])[0] / f.variance
 
 

@@ -58,7 +58,7 @@ def reach_of(process: CirculantMatrix, noise_variance: Array, pattern: Pattern) 
         )
     # In NumPy, because inside of a compiled program JAX would trace what is known.
     spectrum, noise = np.asarray(process.spectrum, float), np.asarray(noise_variance, float)
-    base = noise if noise.ndim == 0 else pattern.size / (1 / noise).sum()
+    base = noise if noise.ndim == 0 else pattern.size / (1 / noise).sum()  # 1 / s^2 is the mean of 1 / D
     found = _beyond(spectrum / (spectrum + base), pattern.sizes)
     longest = max((length for _, length in pattern.runs()[1]), default=0) if len(pattern.missing) else 0
     if longest > found[-1] or len(pattern.sizes) > 1:
@@ -68,7 +68,7 @@ def reach_of(process: CirculantMatrix, noise_variance: Array, pattern: Pattern) 
 
 def _beyond(eigenvalues: np.ndarray, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """The lag in every dimension beyond which the share of a circulant matrix's row is below the tolerance."""
-    square = np.square(np.fft.ifftn(eigenvalues.reshape(sizes)).real)
+    square = np.square(np.fft.ifftn(eigenvalues.reshape(sizes)).real)  # c_j^2, of the first row
     found = []
     for d, size in enumerate(sizes):
         along = square.sum(tuple(i for i in range(len(sizes)) if i != d))
@@ -100,7 +100,7 @@ def local_variances(
     for inner, outer in _windows(sizes, reach, counted):
         values = _explained(smooth, share, jnp.asarray(inner, jnp.int32), jnp.asarray(outer, jnp.int32), sizes)
         found = found.at[inner.reshape(-1)].set(values.reshape(-1))
-    return base * (smooth[0] + found)
+    return base * (smooth[0] + found)  # s^2 (K_ii + k_i' (rho^-1 - K)^-1 k_i)
 
 
 @partial(jax.jit, static_argnames="sizes")
@@ -116,6 +116,7 @@ def _explained(smooth: Array, share: Array, inner: Array, outer: Array, sizes: t
         tile, around = window
         known = share.at[around].get(mode="fill", fill_value=0)[:, None]
         between = entries(around, tile)
+        # (rho^-1 - K)^-1 = (I - rho K)^-1 rho, in which rho may be zero.
         system = jnp.eye(len(around), dtype=share.dtype) - known * entries(around, around)
         return (between * jnp.linalg.solve(system, known * between)).sum(0)
 
@@ -146,6 +147,7 @@ def _windows(sizes: tuple[int, ...], reach: tuple[int, ...], counted: np.ndarray
     for group in np.unique(most):
         chosen = np.flatnonzero(most == group)
         width = max(int(counts[chosen].max()), 1)
+        # n^3 / 3 of a factorisation, 2 n^2 for each point
         work += len(chosen) * width**2 * (width / 3 + 2 * len(inner[0]))
         filled = np.full((len(chosen), width), math.prod(sizes))
         for row, i in zip(filled, chosen, strict=True):

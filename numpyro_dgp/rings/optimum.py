@@ -84,10 +84,10 @@ def optimal_mean(function: RingFunction, x: ArrayLike, y: ArrayLike, noise: Arra
     start = jnp.zeros((*residual.shape[1:], function.size), rows.dtype)
     known = function.means_at(rows)
     forward = lambda m: known(m.reshape(-1, function.size)).reshape(residual.shape)  # noqa: E731
-    backward = jax.linear_transpose(forward, start)
+    backward = jax.linear_transpose(forward, start)  # A', the transpose of the linear map
 
     def system(m: Array) -> Array:
-        return m + precision * backward(forward(m))[0]
+        return m + precision * backward(forward(m))[0]  # (I + A'A / s^2) m
 
     mean, _ = cg(system, precision * backward(residual)[0], tol=tol)
     return mean
@@ -124,5 +124,5 @@ def optimal_gain(function: RingFunction, x: ArrayLike, noise: ArrayLike) -> Arra
     """
     _checked(function, noise, "optimal_gain")
     rows = _rows(function, x, "optimal_gain")
-    power = jnp.concatenate([part.features[0].power(part.columns(rows)) for part in function.parts])
+    power = jnp.concatenate([part.features[0].power(part.columns(rows)) for part in function.parts])  # sum_n |A_nk|^2
     return 1 / jnp.sqrt(1 + power / jnp.square(jnp.asarray(noise, rows.dtype)))

@@ -98,10 +98,10 @@ class Pattern:
         """
         last = self.sizes[-1]
         begins = np.diff(self.missing, prepend=-2) != 1
-        begins |= self.missing % last == 0
+        begins |= self.missing % last == 0  # a new row of the grid is a new run
         start = np.flatnonzero(begins)
         within = np.arange(len(self.missing)) - np.repeat(start, np.diff(start, append=len(self.missing)))
-        start = np.flatnonzero(within % LONGEST == 0)
+        start = np.flatnonzero(within % LONGEST == 0)  # longer runs begin again every 2048 points
         lengths = np.diff(start, append=len(self.missing))
         order = np.argsort(np.repeat(lengths, lengths), kind="stable")
         found, counts = np.unique(lengths, return_counts=True)

@@ -115,12 +115,13 @@ class RingBelief(Belief):
             for x in (self.outer, self.gain, self.inner, self.spectrum)
         )
         p, q = self.powers
+        # A Lambda^-p H Gamma_2 H diag(g) H Gamma_1 H Lambda^q, factor by factor
         x = _at_sites(outer, A * spectrum**-p, self.blocks)  # type: ignore[operator]
         x = x if gain is None else x * gain
         return _at_sites(inner, x, self.blocks) * spectrum**q  # type: ignore[operator]
 
     def spread(self, A: Array) -> Array:
-        return jnp.square(self.half(A)).sum(-1).T
+        return jnp.square(self.half(A)).sum(-1).T  # |R' a_n|^2 (N, P)
 
     @property
     def is_local(self) -> bool:
@@ -135,6 +136,7 @@ class RingBelief(Belief):
         weights that decay fastest (p = 0) do.
         """
         p, q = self.powers
+        # Without Gamma_2 all factors commute: R = Lambda^(q - p) diag(g).
         p, q = (0.0, q - p) if self.outer is None else (p, q)
         size = self.loc.shape[-1]
         right = self.spectrum ** (2 * q) * (1 if self.gain is None else jnp.square(self.gain))
@@ -145,6 +147,7 @@ class RingBelief(Belief):
             y = window.weights(p)
             y = y if scales is None else y * window.take(scales[i])
             independent = self.gain is None and q == 0
+            # y' circ(g^2 lambda^2q) y
             total = total + (jnp.square(y).sum(-1) if independent else window.form(y, rows[i]))
         return total.T
 
@@ -165,6 +168,7 @@ class RingBelief(Belief):
 
     def from_white(self, white: Array) -> Array:
         p, q = self.powers
+        # m + Lambda^-p H Gamma_2 H diag(g) H Gamma_1 H Lambda^q eps
         x = white * self.spectrum**q
         x = _at_sites(self.inner, x, self.blocks)
         x = x if self.gain is None else x * self.gain
@@ -177,6 +181,7 @@ class RingBelief(Belief):
         else:
             p, q = self.powers
             inverse = lambda x: None if x is None else 1 / x  # noqa: E731
+            # eps = R^-1 (v - m); the inverse of H Gamma H is H Gamma^-1 H.
             x = _at_sites(inverse(self.outer), (value - self.loc) * self.spectrum**p, self.blocks)
             x = x if self.gain is None else x / self.gain
             white = _at_sites(inverse(self.inner), x, self.blocks) * self.spectrum**-q
@@ -186,7 +191,7 @@ class RingBelief(Belief):
     def log_determinant(self) -> Array:
         """log det R, shape (P,) or ()."""
         p, q = self.powers
-        found = (q - p) * jnp.log(self.spectrum).sum(-1)
+        found = (q - p) * jnp.log(self.spectrum).sum(-1)  # |det H| = 1
         for factor in (self.outer, self.gain, self.inner):
             found = found + (0 if factor is None else jnp.log(jnp.abs(factor)).sum(-1))
         return found
@@ -197,6 +202,8 @@ class RingBelief(Belief):
             require_room("rule ScaledProduct", "its divergence", *2 * self.loc.shape[-1:])
             return self.variance.sum(-1)
         p, q = self.powers
+        # tr(R R') = tr(C_l Gamma_2 C_r Gamma_2), C_l = H Lambda^-2p H, C_r = H diag(g^2 lambda^2q) H;
+        # without Gamma_2 it is sum_k g_k^2 lambda_k^(2q - 2p).
         right = self.spectrum ** (2 * q) * (1 if self.gain is None else jnp.square(self.gain))
         if self.outer is None:
             return (right * self.spectrum ** (-2 * p)).sum(-1)
@@ -212,5 +219,6 @@ def _at_sites(scale: Array | None, x: Array, blocks: Blocks) -> Array:
 @kl_divergence.register(RingBelief, InducingPrior)
 def _kl_ring_belief(q: RingBelief, prior: InducingPrior) -> Array:
     """In the form of ``gaussians.kl_full``."""
+    # (tr R R' + m'm - M) / 2 - log|det R|
     square = q.squared_norm() + jnp.square(q.loc).sum(-1) - q.loc.shape[-1]
     return (0.5 * square - q.log_determinant()).sum()

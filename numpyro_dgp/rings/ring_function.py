@@ -97,7 +97,7 @@ class RingFunction(InducedFunction):
     def values_on_grid(self) -> Array:
         """The mean of the values u on the grid, (P, M) or (M,), one component after the other."""
         prior = self.prior_covariance()
-        return hartley(jnp.sqrt(prior.spectrum) * self.v.loc, prior.blocks)
+        return hartley(jnp.sqrt(prior.spectrum) * self.v.loc, prior.blocks)  # u = H Lambda^1/2 v
 
     def checked(self, x: ArrayLike, noise: ArrayLike | None = None) -> Array:
         given, x = x, super().checked(x, noise)
@@ -137,6 +137,7 @@ class RingFunction(InducedFunction):
     def _near(self, windows: tuple[Window, ...], v: Array) -> Array:
         """A v for whitened values (P, M), from neighbours: (N, P)."""
         blocks = tuple(w.ring.sizes for w in windows)
+        # A v = alpha(x)' H v, with alpha(x) = C^-1/2 k(Z, x).
         at_sites = split(hartley(v, blocks), blocks)
         values: Any = sum((w.weights(0.0) * w.take(s)).sum(-1) for w, s in zip(windows, at_sites, strict=True))
         return values.T
@@ -163,6 +164,7 @@ class RingFunction(InducedFunction):
         return found[0] if isinstance(self.kernels, Kernel) else jnp.stack(found)
 
     def prior_variance(self, rows: Array) -> Array:
+        # k(0) of all components
         total: Any = sum(self._stack(f.variance for f in part.features) for part in self.parts)
         return jnp.broadcast_to(total[..., None], (*total.shape, len(rows)))
 
@@ -191,6 +193,7 @@ class RingFunction(InducedFunction):
             values, at_grid = [], []
             for f in features:
                 waves = random_waves(f.kernel, part_key, f.ring, weights.shape[-1])
+                # f(x), and the values u of the same waves on the grid, with v = Lambda^-1/2 H u.
                 values.append(sum(wave(x) for wave in waves))
                 at_grid.append(sum(wave.observed()(Z) for wave in waves))
             at_rows = at_rows + matvec(weights, self._stack(values))

@@ -108,6 +108,7 @@ class RingNormal(DrawnFromWhite):
         elif noise is not None:
             require_noise("RingNormal", noise)
         values = spectrum(as_kernel(kernel), ring)
+        # the mean of lambda is k(0)
         nugget = jitter(values.dtype, 100) * values.mean() if noise is None else jnp.square(jnp.asarray(noise))
         self.process = CirculantMatrix(values, (ring.sizes,))
         self.noise_variance = jnp.asarray(nugget, values.dtype)
@@ -136,7 +137,7 @@ class RingNormal(DrawnFromWhite):
 
     @property
     def variance(self) -> Array:
-        return jnp.broadcast_to(self.process.spectrum.mean() + self.noise_variance, self.event_shape)
+        return jnp.broadcast_to(self.process.spectrum.mean() + self.noise_variance, self.event_shape)  # C_jj + D
 
     @property
     def white_shape(self) -> tuple[int, ...]:
@@ -146,8 +147,9 @@ class RingNormal(DrawnFromWhite):
     def from_white(self, white: Array) -> Array:
         """The draw that standard normal numbers, of shape ``(..., *white_shape)``, give."""
         if self.has_even_noise:
-            return self.loc + self.total.sqrt(white)[..., self.present]
+            return self.loc + self.total.sqrt(white)[..., self.present]  # m + (C + s^2 I)^1/2 w, at o
         process, noise = jnp.split(white, [self.pattern.size], -1)
+        # m + (C^1/2 w)_o + D^1/2 e
         return self.loc + self.process.sqrt(process)[..., self.present] + jnp.sqrt(self.noise_variance) * noise
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
@@ -177,12 +179,13 @@ class RingNormal(DrawnFromWhite):
         left: Any = jnp.zeros(())
         if isinstance(covariance, ManyGaps | UnevenNoise):
             x = covariance.solve(embedded, self.solver.tol, self.solver.maxiter)
-            left = covariance.unsolved(embedded, x) / determinant.smallest
+            left = covariance.unsolved(embedded, x) / determinant.smallest  # |r|^2 / smallest eigenvalue >= r' A^-1 r
         else:
             x = covariance.solve(embedded)
-        square: Array = covariance.square(embedded, x)
+        square: Array = covariance.square(embedded, x)  # b' (C_oo + D)^-1 b
         size = residual.shape[-1] * math.log(2 * math.pi)
         error = 0.5 * (determinant.standard_error + determinant.truncation + left)
+        # log N(y; m, C_oo + D), and the errors of its two terms
         return -0.5 * (square + determinant.value + size), jnp.broadcast_to(error, square.shape)
 
     def posterior(self, value: ArrayLike, *, reach: int | None = None) -> tuple[Array, Array]:
@@ -214,7 +217,7 @@ class RingNormal(DrawnFromWhite):
         embedded, covariance = self._embed(self._residual(value)), self._covariance()
         if isinstance(covariance, ManyGaps | UnevenNoise):
             return self.posterior_mean(value), self._local_variance(reach)
-        mean = self.process.apply(covariance.weights(embedded, covariance.solve(embedded)))
+        mean = self.process.apply(covariance.weights(embedded, covariance.solve(embedded)))  # C_{.o} (C_oo + D)^-1 b
         few = len(self.missing) if isinstance(covariance, FewGaps) else len(self.present)
         exact = few * self.pattern.size <= _MOST_ENTRIES
         return mean, covariance.variance() if exact else self._local_variance(reach)
@@ -235,7 +238,7 @@ class RingNormal(DrawnFromWhite):
         require_positive("RingNormal.posterior_mean", "tol", tol, "try 1e-8")
         embedded = self._embed(self._residual(value))
         if self.has_even_noise and not len(self.missing):
-            return self.process.apply(self.total.solve(embedded))
+            return self.process.apply(self.total.solve(embedded))  # C (C + s^2 I)^-1 b
         covariance = (ManyGaps if self.has_even_noise else UnevenNoise).of(
             self.process, self.noise_variance, self.pattern, self.solver
         )
@@ -263,11 +266,12 @@ class RingNormal(DrawnFromWhite):
         """Posterior variances from the points around each (M,)."""
         size, noise = self.pattern.size, self.noise_variance
         precision = jnp.zeros(size, noise.dtype).at[self.present].set(1 / noise)
-        base = noise if self.has_even_noise else 1 / precision.mean()
+        base = noise if self.has_even_noise else 1 / precision.mean()  # s^2
         counted = np.zeros(size, bool)
         counted[self.missing if self.has_even_noise else slice(None)] = True
         every = len(self.pattern.sizes)
         found = (reach,) * every if reach else reach_of(self.process, noise, self.pattern)
+        # rho = 1 - s^2 / D, one at unobserved points
         return local_variances(self.process, base, 1 - base * precision, counted, found)
 
     def _embed(self, x: Array) -> Array:

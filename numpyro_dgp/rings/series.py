@@ -134,7 +134,7 @@ def _axis(x: np.ndarray, most_gaps: int) -> tuple[np.ndarray, float]:
             "dgp.gp with dgp.Grid, whose data may lie anywhere, or round the inputs to a coarser grid"
         )
     index = np.rint((x - x[0]) / spacings.min()).astype(int)
-    step = (x[-1] - x[0]) / index[-1]
+    step = (x[-1] - x[0]) / index[-1]  # from the ends: less rounding than in one spacing
     off = np.abs((x - x[0]) / step - index).max()
     if off > 0.01:
         raise ValueError(
@@ -171,7 +171,7 @@ def _fast_size(least: int, span: int, observed: int) -> int:
     sizes = np.arange(least, min(next_fast_len(least, real=True), longest) + 1)
     rest, work = sizes.copy(), np.zeros(len(sizes), int)
     for p in range(2, math.isqrt(int(sizes[-1])) + 1):
-        while (divides := rest % p == 0).any():
+        while (divides := rest % p == 0).any():  # the sum of the prime factors of every size
             rest[divides] //= p
             work[divides] += p
     work += np.where(rest > 1, rest, 0)
@@ -214,6 +214,7 @@ def wraparound(kernel: Kernel, ring: Ring, span: ArrayLike) -> Array:
             "range of the data, x.max() - x.min(); a ring must be longer"
         )
     reach = jnp.broadcast_to(jnp.asarray(span, ring.dtype), (D,))
+    # Differences of 0 or the whole span in each dimension: the nearest to their images.
     corners = jnp.asarray(np.array(list(itertools.product((0.0, 1.0), repeat=D))), ring.dtype) * reach
     origin = jnp.zeros((1, D), ring.dtype)
     error = periodised(kernel, ring, corners, origin) - kernel(corners, origin)

@@ -155,7 +155,7 @@ class Ring:
 
     def wrap(self, difference: Array) -> Array:
         """Differences (..., D) as the shortest way round the ring."""
-        return difference - self.length * jnp.round(difference / self.length)
+        return difference - self.length * jnp.round(difference / self.length)  # between -Delta / 2 and Delta / 2
 
 
 def components(kernel: Kernel, dims: int) -> dict[tuple[int, ...], Kernel]:
@@ -212,14 +212,18 @@ def _tail_rule(near: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
     a = np.arange(near + 1, last + 1.0)
     x, w = np.polynomial.legendre.leggauss(20)
     end = 1 / (last + 0.5)
+    # Points s = 1 / nu with masses nu^-2; beyond the last nu an integral, d nu / nu^2 = ds.
     s, mass = np.concatenate([1 / a, 0.5 * end * (x + 1)]), np.concatenate([a**-2, 0.5 * end * w])
     diagonal, beside, before, now, beta = [], [], np.zeros_like(s), np.full_like(s, mass.sum() ** -0.5), 0.0
     for _ in range(nodes):
+        # s p_i = beta_{i+1} p_{i+1} + alpha_i p_i + beta_i p_{i-1}, p orthonormal under the masses.
         diagonal.append((mass * s * now**2).sum())
         following = (s - diagonal[-1]) * now - beta * before
         beta = np.sqrt((mass * following**2).sum())
         beside.append(beta)
         before, now = now, following / beta
+    # Nodes s_k and weights mu_0 u_1k^2 of the tridiagonal matrix (Golub and Welsch);
+    # g(nu) = s^2 (g / s^2) puts 1 / s_k^2 into the weights of g.
     values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside[:-1], 1) + np.diag(beside[:-1], -1))
     return 1 / values, mass.sum() * vectors[0] ** 2 / values**2
 
@@ -227,6 +231,7 @@ def _tail_rule(near: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
 def spectral_mass(kernel: Kernel, ring: Ring, multiples: Array) -> Array:
     """Variance of the periodised kernel at the lattice frequencies ``multiples`` (..., D): shape (...,)."""
     omega = 2 * math.pi * multiples / ring.length
+    # sigma_n^2 = rho(omega_n) / |Delta|
     return as_kernel(kernel).cast(omega.dtype).spectral_density(omega) / jnp.prod(ring.length)
 
 
@@ -265,6 +270,7 @@ def spectrum(kernel: Kernel, ring: Ring) -> Array:
     D = len(ring.sizes)
     t, w = _tail_rule(NEAR[D], _TAIL[D])
     one = np.arange(-NEAR[D], NEAR[D] + 1.0)
+    # nu: near aliases one by one, the nodes of the rule for far ones on either side.
     nodes = np.array(list(itertools.product(np.concatenate([-t, one, t]), repeat=D)))
     weights = np.array(list(itertools.product(np.concatenate([w, np.ones_like(one), w]), repeat=D))).prod(-1)
     spare = -len(nodes) % _BLOCK if len(nodes) > _BLOCK else 0
@@ -281,7 +287,7 @@ def spectrum(kernel: Kernel, ring: Ring) -> Array:
         return total + matmul(mass, w), None
 
     total, _ = jax.lax.scan(add, jnp.zeros(len(k), ring.dtype), blocks)
-    return len(k) * total
+    return len(k) * total  # lambda_k = M sum_nu sigma^2_{k + nu m}
 
 
 def periodised(kernel: Kernel, ring: Ring, X1: Array, X2: Array) -> Array:

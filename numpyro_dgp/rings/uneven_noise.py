@@ -59,10 +59,12 @@ class _Weighted:
 
     def apply(self, x: Array) -> Array:
         """A x for vectors (..., M)."""
+        # x - K^1/2 H diag(rho) H K^1/2 x
         return x - self.root * hartley(self.share * hartley(self.root * x, self.blocks), self.blocks)
 
     def form(self, x: Array) -> Array:
         """x' A x for a vector (M,)."""
+        # x'x - (H K^1/2 x)' diag(rho) H K^1/2 x
         return (x * x).sum() - (self.share * jnp.square(hartley(self.root * x, self.blocks))).sum()
 
     def squared_rest(self) -> Array:
@@ -95,7 +97,8 @@ class UnevenNoise:
     def of(cls, process: CirculantMatrix, noise_variance: Array, pattern: Pattern, solver: Solver) -> UnevenNoise:
         """From the covariance on the ring, the variances of the noise (N,), and where there are observations."""
         precision = jnp.zeros(pattern.size, process.spectrum.dtype).at[pattern.present].set(1 / noise_variance)
-        base = 1 / precision.mean()
+        base = 1 / precision.mean()  # s^2
+        # K^1/2 = (lambda / (lambda + s^2))^1/2 and rho = 1 - s^2 / D
         weighted = _Weighted(
             jnp.sqrt(process.spectrum / (process.spectrum + base)), 1 - base * precision, process.blocks
         )
@@ -103,6 +106,7 @@ class UnevenNoise:
 
     def log_determinant(self) -> Estimate:
         """log det of the covariance."""
+        # log|C + s^2 I| - sum_o log(s^2 / D) - n_u log s^2: the M logarithms of s^2 cancel.
         whole = jnp.log1p(self.spectrum / self.base).sum() + self.log_noise
         solver = self.solver
         found = log_determinant_by_probes(self.weighted, solver.seed, solver.probes, solver.steps)
@@ -117,19 +121,21 @@ class UnevenNoise:
 
     def weights(self, residual: Array, x: Array) -> Array:
         """The covariance's inverse times b on the ring (..., M), zero at unobserved points."""
-        return self.precision * (residual - self._function(x))
+        return self.precision * (residual - self._function(x))  # D^-1 (b - f)
 
     def square(self, residual: Array, x: Array) -> Array:
         """b' times the covariance's inverse times b (...,): at least that."""
-        misfit = (self.precision * jnp.square(residual - self._function(x))).sum(-1)
+        misfit = (self.precision * jnp.square(residual - self._function(x))).sum(-1)  # (b - f)' D^-1 (b - f)
+        # f' C^-1 f = sum_k s^4 x_k^2 / (lambda_k + s^2)
         return misfit + (jnp.square(self.base * x) / (self.spectrum + self.base)).sum(-1)
 
     def unsolved(self, residual: Array, x: Array) -> Array:
         """The squared residual of the system that x solves (...,), in the units of the square."""
+        # s^2 |K^1/2 D^-1 b - A x|^2
         return self.base * jnp.square(self._right(residual) - self.weighted.apply(x)).sum(-1)
 
     def _function(self, x: Array) -> Array:
-        return self.base * hartley(self.weighted.root * x, self.weighted.blocks)
+        return self.base * hartley(self.weighted.root * x, self.weighted.blocks)  # f = s^2 H K^1/2 x
 
     def _right(self, residual: Array) -> Array:
-        return self.weighted.root * hartley(self.precision * residual, self.weighted.blocks)
+        return self.weighted.root * hartley(self.precision * residual, self.weighted.blocks)  # K^1/2 H D^-1 b

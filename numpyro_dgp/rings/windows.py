@@ -88,7 +88,7 @@ class Window:
         features = tuple(RingFeatures.of(k, small, nugget) for k in kernels)
         nearest, delta = position(ring, x, jnp.round)
         middle, whole = (jnp.asarray(s, jnp.int32) for s in ([n // 2 for n in sizes], ring.sizes))
-        offset = delta * (ring.length.astype(x.dtype) / whole)
+        offset = delta * (ring.length.astype(x.dtype) / whole)  # of x from its nearest grid point
         rows = jnp.stack([f.whitened(offset) for f in features])
         return cls(ring, features, (nearest - middle) % whole, offset, rows)
 
@@ -109,6 +109,7 @@ class Window:
         cut = [(d, n) for d, (n, m) in enumerate(zip(self.sizes, self.ring.sizes, strict=True)) if n < m]
         if cut:
             sample = _sample(jax.lax.stop_gradient(self.features), power)
+            # r^2, the share of squares that lies more than 3 n / 8 points from x.
             outer: Any = sum(_left_out(sample, self.sizes, d)[min(3 * n // 8, n // 2 - 1)] for d, n in cut)
             if not is_concrete(outer):
                 scale = jnp.where(outer > _TOO_SHORT**2, jnp.nan, scale)
@@ -119,11 +120,12 @@ class Window:
                     "the largest lengthscale that a fit may reach, takes enough (bound it by a prior or constraint); "
                     "grid.local(kernel, scaled=True) for rules that scale values on the grid"
                 )
-        return hartley(self.rows * scale, (self.sizes,))
+        return hartley(self.rows * scale, (self.sizes,))  # H Lambda^-p A', as A' = Lambda^-1/2 H k(Z, x)
 
     def take(self, values: Array) -> Array:
         """Of values on the whole grid (P, M) those around every input: (P, N, n)."""
         grid = values.reshape(-1, *self.ring.sizes)
+        # n - 1 points again: windows past the end are slices
         wide = jnp.pad(grid, [(0, 0), *((0, n - 1) for n in self.sizes)], mode="wrap")
         shape, zero = (len(grid), *self.sizes), jnp.zeros((), self.first.dtype)
         slices = jax.vmap(lambda i: jax.lax.dynamic_slice(wide, (zero, *i), shape), out_axes=1)(self.first)
@@ -132,12 +134,12 @@ class Window:
     def entries(self, row: Array) -> Array:
         """Of circulant matrices with first rows (P, M) their entries between the n points: (P, n, n)."""
         points = np.stack(np.meshgrid(*map(np.arange, self.sizes), indexing="ij"), -1).reshape(-1, len(self.sizes))
-        lags = (points[:, None] - points[None]) % np.array(self.ring.sizes)
+        lags = (points[:, None] - points[None]) % np.array(self.ring.sizes)  # C_ij = c_{i - j}
         return row[:, np.ravel_multi_index(tuple(np.moveaxis(lags, -1, 0)), self.ring.sizes)]
 
     def form(self, y: Array, row: Array) -> Array:
         """Quadratic forms of rows y (P, N, n) with circulant matrices of first rows (P, M): (P, N)."""
-        return (matmul(y, self.entries(row)) * y).sum(-1)
+        return (matmul(y, self.entries(row)) * y).sum(-1)  # y_n' circ(row_p) y_n
 
     def conditional_variance(self) -> Array:
         """Variances at the inputs given the values on the grid (P, N)."""
@@ -160,10 +162,10 @@ def _sample(features: tuple[RingFeatures, ...], power: float) -> Array:
 def _left_out(weights: Array, sizes: tuple[int, ...], d: int) -> Array:
     """What share of squared weights (..., n) lies more than 0, 1, ... points from the middle in dimension d."""
     square = jnp.square(weights).reshape(-1, *sizes)
-    along = square.sum([i for i in range(1, square.ndim) if i != d + 1]).max(0)
+    along = square.sum([i for i in range(1, square.ndim) if i != d + 1]).max(0)  # the largest of all inputs (n_d,)
     distance = np.abs(np.arange(sizes[d]) - sizes[d] // 2)
     at_distance = jnp.zeros(distance.max() + 2, along.dtype).at[distance].add(along)
-    beyond = jnp.cumsum(at_distance[::-1])[::-1]
+    beyond = jnp.cumsum(at_distance[::-1])[::-1]  # sums from distance d on, d = 0, 1, ...
     return beyond[1:] / beyond[0]
 
 
@@ -190,6 +192,7 @@ def neighbours(kernel: Kernel, ring: Ring, tol: float, power: float, nugget: flo
         for i, d in enumerate(dims):
             left = np.asarray(_left_out(weights, small.sizes, i))
             enough = np.flatnonzero(left <= tol**2 / len(dims))
+            # h points on either side of x: the middle of 2 h + 2 points is number h + 1.
             reach = whole.sizes[i] if enough[0] + 1 == len(left) else next_fast_len(2 * int(enough[0]) + 2, real=True)
             found[d] = max(found[d], min(reach, whole.sizes[i]))
     return tuple(found.values())
