@@ -73,8 +73,9 @@ class Diffused(FieldsInOrder):
             (z, ratio), (number, variance, log_scale, noise) = carry, each
             number = jnp.broadcast_to(number, (*sample_shape, steps))
             moved = self.drift(jnp.concatenate([z, number], -1)) + jnp.exp(log_scale) * noise  # in units of s
+            # log q(z_k-1 | z_k) - log P(z_k-1 | z_k), where P is the step at equilibrium: b = 0, tau = 1
             ratio = ratio + (0.5 * (jnp.square(moved) - jnp.square(noise)) - log_scale).sum(-1)
-            return (jnp.sqrt(1 - variance) * z + jnp.sqrt(variance) * moved, ratio), None
+            return (jnp.sqrt(1 - variance) * z + jnp.sqrt(variance) * moved, ratio), None  # a z + s (b + tau e)
 
         start = white[0], jnp.zeros(sample_shape, dtype)
         (z, ratio), _ = jax.lax.scan(step, start, (jnp.eye(steps, dtype=dtype), variances, self.log_scales, white[1:]))
@@ -92,6 +93,7 @@ class Diffused(FieldsInOrder):
                 "integral over all paths; dgp.guides.Flow() has densities of given values"
             )
         z, ratio = intermediates
+        # N(z_k) P(z_k-1 | z_k) = N(z_k-1) F(z_k | z_k-1): of log q - log F, N(z_0) and the ratios of steps stay.
         return self.base.log_prob(value, [z]) + ratio
 
 
@@ -166,6 +168,7 @@ class Diffusion(AroundGaussian):
         widths = [size + self.steps, self.units(size), size]
         drift = tanh_network(site, widths, dtype, prefix="diffusion_", starts_at_zero=True)
         log_scales = site.param("diffusion_log_scales", lambda: jnp.zeros((self.steps, size), dtype))
+        # s_K, ..., s_1
         lengths = np.geomspace(_LONGEST, self.smallest, self.steps) if self.steps > 1 else np.array([self.smallest])
         return Diffused(base, drift, log_scales, tuple(np.square(lengths).tolist()))
 

@@ -64,15 +64,16 @@ class Sampled(FieldsInOrder):
         """Draws of z (..., n)."""
         size, wide = math.prod(self.event_shape), len(self.generator.weights[0])
         numbers = jax.random.normal(key, (*sample_shape, wide), self.base.loc.dtype)
-        return numbers[..., :size] + self.generator(numbers)
+        return numbers[..., :size] + self.generator(numbers)  # z = e + g(e, xi)
 
     def reference(self, key: Any) -> Reference:
         """Moments of draws of z, and the loss of D with a gradient by D only."""
         one, other = jax.random.split(key)
-        drawn = jax.lax.stop_gradient(self.white(one, (self.draws,)))
+        drawn = jax.lax.stop_gradient(self.white(one, (self.draws,)))  # mu, sigma and D's loss have no gradient by g
         mean, scale = drawn.mean(0), drawn.std(0)
         normal = jax.random.normal(other, drawn.shape, drawn.dtype)
         found, wrong = self.critic((drawn - mean) / scale), self.critic(normal)
+        # E_q log(1 + e^-D) + E_N log(1 + e^D)
         return Reference(mean, scale, (jax.nn.softplus(-found) + jax.nn.softplus(wrong)).mean())
 
     def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
@@ -80,6 +81,7 @@ class Sampled(FieldsInOrder):
         z = self.white(draw_key, sample_shape)
         reference = self.reference(reference_key)
         ratio = self._log_ratio(jax.lax.stop_gradient(self.critic), reference, z)
+        # adds zero, and the gradient of D's loss
         ratio = ratio + reference.loss - jax.lax.stop_gradient(reference.loss)
         z = z.reshape(*sample_shape, *self.event_shape)
         return self.base.from_white(z), [z, ratio]
@@ -102,6 +104,7 @@ class Sampled(FieldsInOrder):
     def _log_ratio(critic: TanhNetwork, reference: Reference, z: Array) -> Array:
         """log q(z) - log N(z; 0, I) of vectors (..., n)."""
         t = (z - reference.mean) / reference.scale
+        # log N(t; 0, 1) - log sigma - log N(z; 0, 1)
         gaussian = 0.5 * (jnp.square(z) - jnp.square(t)) - jnp.log(reference.scale)
         return gaussian.sum(-1) + critic(t)[..., 0]
 

@@ -73,6 +73,7 @@ def tanh_network(
 
 
 def _glorot(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    # variance 2 / (inputs + outputs)
     return math.sqrt(2 / sum(shape)) * jax.random.normal(numpyro.prng_key(), shape, dtype)
 
 
@@ -146,7 +147,7 @@ class Amortised(Rule):
                 f"rule Amortised: expected the network of site {site.name!r} to map rows of shape {rows.shape} to "
                 f"{expected}, got {jnp.shape(out)}: the first {dim} columns are means, the others scales"
             )
-        scale = jax.nn.softplus(out[..., dim:] - 3)
+        scale = jax.nn.softplus(out[..., dim:] - 3)  # log(1 + e^(rho - 3)), 0.05 at rho = 0
         return FunctionValues(out[..., :dim], jnp.square(scale))
 
 
