@@ -332,4 +332,4 @@ class Gibbs(ProgramKernel):
         else:
             priors = priors_at(self._bound(args, kwargs), run.postprocess(*args, **kwargs)(z), block.sites)
         potential = run.potential(*args, **kwargs)
-        return Given(lambda own: potential(z | own), priors)
+        return Given(lambda own: potential(z | own), priors)  # -log p(own | others), up to a constant
