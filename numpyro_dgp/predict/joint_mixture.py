@@ -22,6 +22,7 @@ def lower_factors(covariances: Array, means: Array) -> Array:
     Variances below the rounding error of the ``means`` (..., N) count as that.
     """
     info = jnp.finfo(covariances.dtype)
+    # Squares of the rounding errors of means; tiny / eps, so that zero has a factor.
     least = jnp.square(info.eps * jax.lax.stop_gradient(means)) + float(info.tiny / info.eps)
     C = covariances + least[..., None] * jnp.eye(covariances.shape[-1], dtype=covariances.dtype)
     return conditional_cholesky(C, jax.lax.stop_gradient(jnp.diagonal(C, axis1=-2, axis2=-1)))
@@ -99,5 +100,5 @@ class JointMixture(NamedTuple):
         """
         require_key("JointMixture", key)
         white = jax.random.normal(key, self.by_output.shape, self.means.dtype)
-        draws = self.by_output + matmul(self.factors(), white[..., None])[..., 0]
+        draws = self.by_output + matmul(self.factors(), white[..., None])[..., 0]  # mu_s + L_s e
         return draws if self.means.ndim == 2 else draws.mT

@@ -387,7 +387,7 @@ class Posterior(FunctionPredictions):
 
 def _mean_probabilities(p: Array) -> Array:
     p = p.mean(0)
-    return p / p.sum(-1, keepdims=True)
+    return p / p.sum(-1, keepdims=True)  # quadrature may miss one by a little
 
 
 _MOMENTS = Quantity(quantities.moments_of)

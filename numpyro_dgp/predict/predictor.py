@@ -282,6 +282,7 @@ def at_uncertain_inputs(
     columns = X.shape[1:]
     points = sobol_points(1 << (num_samples - 1).bit_length(), 0, math.prod(columns))[:num_samples]
     shift = jax.random.uniform(jax.random.fold_in(key, 0), points.shape[1:], X.dtype)
+    # Phi^-1((t + u) mod 1) (S, D)
     errors = shifted_normals(jnp.asarray(points, X.dtype), shift).reshape(num_samples, *columns)
     moved = quantity._replace(
         of_draw=_at_moved, settings=(place, quantity.of_draw, quantity.settings), observations=place + 1
@@ -316,7 +317,7 @@ def _at_moved(
     sample = dict(sample)
     errors = sample.pop(_ERRORS)
     before, (scale, X, *rest) = args[:place], args[place:]
-    return of_draw(*settings, fit, target, key, sample, (*before, X + scale * errors, *rest), kwargs)
+    return of_draw(*settings, fit, target, key, sample, (*before, X + scale * errors, *rest), kwargs)  # X + sqrt(V) e
 
 
 _TRIED = 10

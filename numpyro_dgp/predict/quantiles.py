@@ -88,7 +88,7 @@ class Levels:
 
     def _of_labels(self, found: _Labels) -> Array:
         """The first label that at most it has at least this probability."""
-        below = found.probabilities.mean(0).cumsum(-1)
+        below = found.probabilities.mean(0).cumsum(-1)  # P(y <= k), averaged over draws
         reached = [(below < q * below[..., -1:]).sum(-1) for q in self.q]
         return found.first[0] + jnp.stack(reached)
 

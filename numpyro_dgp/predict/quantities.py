@@ -90,7 +90,7 @@ def label_probabilities(owner: str, fn: Any) -> Array:
     fn = fn.everywhere() if isinstance(fn, Likelihood) else fn
     values = labels(owner, fn)
     y = jnp.broadcast_to(values.reshape(-1, *(1,) * len(fn.batch_shape)), (len(values), *fn.batch_shape))
-    return jnp.moveaxis(jnp.exp(_log_density(fn, y)), 0, -1)
+    return jnp.moveaxis(jnp.exp(_log_density(fn, y)), 0, -1)  # E p(y = k | v), k last
 
 
 def function_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Mixture:
