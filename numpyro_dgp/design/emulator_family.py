@@ -141,11 +141,12 @@ def emulator_family(
         K = D if width is None else width
 
         def model(X: Array, y: Array | None = None) -> None:
-            s = positive("log_noise", math.log(noise), 2.0)
+            s = positive("log_noise", math.log(noise), 2.0)  # s, in units of u
             mean = numpyro.sample("mean", dist.Normal(jnp.zeros((), dtype), 1.0))
             h, Z, layers, columns = unit_cube(X), unit_cube(runs), [], D
-            below: Mean = Identity()
+            below: Mean = Identity()  # h_i = h_i+1 + g_i(h_i+1)
             if width is not None:
+                # h_L-1 = W'h_L + g_L-1(h_L)
                 below = Linear(numpyro.sample("weights", dist.Normal(jnp.zeros((D, K), dtype), 1.0).to_event()))
             for i in range(depth - 1, 0, -1):
                 inner = positive(f"log_variance{i}", math.log(0.01), 2.5)
@@ -153,8 +154,9 @@ def emulator_family(
                 layers.append(gp(f"f{i}", kernel(inner, scales), Points(Z), outputs=K, mean=below))
                 Z = layers[-1](Z).loc if follow else Z
                 below, columns = Identity(), K
-            outer = jnp.square(unit) * positive("log_variance0", 1.0, 6.0)
+            outer = jnp.square(unit) * positive("log_variance0", 1.0, 6.0)  # u^2 v
             scales = positive("log_lengthscale0", math.log(columns) / 2, 2.0, columns)
+            # c + u (m + g_0)
             last = gp("f0", (last_kernel or kernel)(outer, scales), Points(Z), mean=Constant(centre + unit * mean))
             with numpyro.plate("data", len(X)):
                 for i, f in zip(range(depth - 1, 0, -1), layers, strict=True):

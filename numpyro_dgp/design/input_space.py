@@ -131,7 +131,7 @@ class Box:
         found = [(X[..., numbers] - self.low[numbers]) / (self.high[numbers] - self.low[numbers])]
         for d in self.categories:
             labels = np.arange(self.low[d], self.high[d] + 1)
-            found.append(np.sqrt(0.5) * (X[..., d, None].round() == labels))
+            found.append(np.sqrt(0.5) * (X[..., d, None].round() == labels))  # |e_a - e_b|^2 / 2 = 1 for a != b
         return np.concatenate(found, -1)
 
     def require_points(self, owner: str, name: str, X: Any) -> np.ndarray:

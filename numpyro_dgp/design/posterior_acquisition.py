@@ -69,7 +69,7 @@ def geometric_mean_variance(covariance: Array) -> Array:
     if q == 1:
         return covariance[0, 0]
     L = lower_factors(covariance, jnp.zeros_like(covariance[0]))
-    return jnp.exp(2 * jnp.log(jnp.diagonal(L)).mean())
+    return jnp.exp(2 * jnp.log(jnp.diagonal(L)).mean())  # |C| = prod L_jj^2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

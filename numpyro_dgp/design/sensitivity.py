@@ -92,9 +92,9 @@ class Integrals(NamedTuple):
         R, S = self.values.shape[:2]
         if S == 1:
             return np.zeros(self.values.shape[2:])
-        both = self.values - self.values.mean(1, keepdims=True) - self.draws + self.mean
-        added = np.square(both).sum((0, 1)) / ((R - 1) * (S - 1)) / R
-        return np.sqrt(np.maximum(self.draws.var(0, ddof=1) - added, 0))
+        both = self.values - self.values.mean(1, keepdims=True) - self.draws + self.mean  # T_rs - T_r. - T_s + T
+        added = np.square(both).sum((0, 1)) / ((R - 1) * (S - 1)) / R  # var_rs / R
+        return np.sqrt(np.maximum(self.draws.var(0, ddof=1) - added, 0))  # var_s T_s - added
 
     def interval(self, level: float = 0.9) -> np.ndarray:
         """The central interval with that share of the draws.
@@ -360,16 +360,16 @@ def _pick_freeze(
 ) -> tuple[np.ndarray, np.ndarray]:
     """First-order and total indices (S, G) of groups whose columns are marked in ``members`` (G, D)."""
     n, D = A.shape
-    rows = np.stack([A, B, *np.where(members[:, None], B, A)])  # (G + 2, n, D)
+    rows = np.stack([A, B, *np.where(members[:, None], B, A)])  # A, B, A_B of each group: (G + 2, n, D)
     values = function(rows.reshape(-1, D))
     _require_variation(values[:, : 2 * n])
     values = values.astype(float)
     both = values[:, : 2 * n]
     mean, variance = both.mean(1)[:, None, None], both.var(1)[:, None]
     values = values.reshape(len(values), -1, n)
-    change = values[:, 2:] - values[:, :1]
-    first = ((values[:, 1:2] - mean) * change).mean(-1) / variance
-    return first, np.square(change).mean(-1) / 2 / variance
+    change = values[:, 2:] - values[:, :1]  # f(A_B) - f(A)
+    first = ((values[:, 1:2] - mean) * change).mean(-1) / variance  # V / var f
+    return first, np.square(change).mean(-1) / 2 / variance  # E / var f
 
 
 def _require_variation(values: np.ndarray) -> None:

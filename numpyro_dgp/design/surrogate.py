@@ -178,6 +178,7 @@ class Surrogate:
 
     def _conditional(self, data: Data) -> SVI:
         program, guide = self.at(data)
+        # Steps 2 / (t + 2) end at the mean of the single optima with weights t + 1.
         steps = NaturalGradient(guide, lambda step: 2 / (step + 2), optax.set_to_zero())
         return SVI(program, guide, steps, ELBO(num_particles=self.num_particles))
 
