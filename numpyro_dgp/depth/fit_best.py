@@ -153,7 +153,7 @@ def log_densities_given_draws(
 
         draws, kept = (a.reshape(-1) for a in jnp.meshgrid(jnp.arange(count), jnp.arange(rows + 1), indexing="ij"))
         found = each(log_likelihood, (draws, kept), len(draws)).reshape(count, rows + 1)
-        return found[:, -1:] - found[:, :-1]
+        return found[:, -1:] - found[:, :-1]  # log p(y | u) - log p(y_-n | u)
 
     given = rng_key, dict(at), arrays
     return Compiled(run).at(*given)(*given)
@@ -165,7 +165,7 @@ def left_out(model: Callable[..., Any], rng_key: Array, args: tuple[Any, ...], a
     Arguments are those of :func:`log_densities_given_draws`.
     """
     given = np.asarray(log_densities_given_draws(model, rng_key, args, at), float)
-    return math.log(len(given)) - logsumexp(-given, axis=0)
+    return math.log(len(given)) - logsumexp(-given, axis=0)  # -log mean_s 1 / p(y_n | y_-n, u_s)
 
 
 def fit_best(

@@ -123,7 +123,7 @@ class WeightedPosterior:
             **options: further options, and keyword arguments of the model.
         """
         found, weights = self._of_each(key, "log_density", y, *args, num_samples=num_samples, **options)
-        return logsumexp(found, axis=0, b=weights)
+        return logsumexp(found, axis=0, b=weights)  # log sum_k w_k p_k(y)
 
     def probs(self, key: Array, *args: Any, num_samples: int | None = None, **options: Any) -> Array:
         """Probabilities of the K labels of y at new inputs (N, K), as ``dgp.Posterior.probs``.
@@ -233,6 +233,7 @@ class WeightedPosterior:
             num_samples = min(draws, default=1 if len(given) == 1 else _DRAWS)
         require_count("WeightedPosterior", "num_samples", num_samples, "100")
         weights = np.array([self.weights[depth] for depth in self.parts])
+        # w_k S, rounded so that they add up to S
         counts = np.diff(np.round(np.concatenate([[0.0], np.cumsum(weights)]) * num_samples).astype(int))
         keys = jax.random.split(key, len(self.parts))
         every = zip(self.parts.values(), keys, counts, strict=True)
@@ -249,6 +250,6 @@ def weighed_by_evidence(
         layer_odds: the prior probability of a program over that of one with a layer less.
         least_odds: of Occam's window, as in :func:`evidence_weights`.
     """
-    log_prior = math.log(layer_odds) * np.array([arguments_of(depth)[0] for depth in parts])
+    log_prior = math.log(layer_odds) * np.array([arguments_of(depth)[0] for depth in parts])  # d log rho
     weights = evidence_weights([part.log_evidence for part in parts.values()], log_prior, least_odds)
     return WeightedPosterior(parts, dict(zip(parts, map(float, weights), strict=True)))
