@@ -80,6 +80,7 @@ class _Conditioned(NamedTuple):
         """The mean at its own inputs, given its values with noise there."""
         if self.values.noise is None:
             return self.given
+        # E[f | y] = y - s^2 (k(X, X) + s^2 I)^-1 (y - m(X))
         residual = self.values.precision_times(self.given - self.values.loc)
         return self.given - jnp.square(self.values.noise) * residual
 

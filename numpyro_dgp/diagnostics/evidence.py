@@ -99,12 +99,13 @@ def _log_mean(log_weights: np.ndarray) -> float:
 
 def _log_mean_se(log_weights: np.ndarray) -> float:
     weights = _relative(log_weights)
+    # sd(w) / (mean(w) sqrt(C))
     return float(weights.std(ddof=1) / weights.mean() / len(weights) ** 0.5) if len(weights) > 1 else np.nan
 
 
 def _effective(log_weights: np.ndarray) -> float:
     weights = _relative(log_weights)
-    return float(weights.sum() ** 2 / np.square(weights).sum())
+    return float(weights.sum() ** 2 / np.square(weights).sum())  # (sum w)^2 / sum w^2
 
 
 def evidence(

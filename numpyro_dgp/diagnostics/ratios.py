@@ -152,7 +152,7 @@ def _draw(
     keys = jax.random.split(local_key, copies)
     target, predictive, ratios, mine = _mapped(local, keys, copies, block)
     for name, several in mine.items():
-        weights = _joint(known, target, ratios)[known.local[name]]
+        weights = _joint(known, target, ratios)[known.local[name]]  # log omega_k
         values[name] = _choose(jax.random.categorical(choice_key, weights, axis=0), several, sites[name])
 
     program = handlers.uncondition(posterior.seeded(posterior.model, data_key))
@@ -169,6 +169,7 @@ def _draw(
         alone = {name: list(known.first.values()).count(first) == 1 for name, first in known.first.items()}
         together = {name: summed(name, joint[first]) for name, first in known.first.items()}
         return {
+            # log p(y_a, y_b) - log p(y_b)
             name: together[name] if alone[name] else together[name] - summed(name, joint[first] - terms[name])
             for name, first in known.first.items()
         }, together
@@ -198,7 +199,7 @@ def _data_terms(
         if not sites[name]["is_observed"]:  # all observed sites but factors
             if name not in guide_trace or follows(unwrap(guide_trace[name]["fn"])):
                 continue  # drawn from the model
-            ratio = ratio - scaled_log_prob(guide_trace[name])
+            ratio = ratio - scaled_log_prob(guide_trace[name])  # log p(w) - log q(w)
         ratios[beside] = ratios[beside] + _over(ratio, known.frames[beside])
     return target, predictive, ratios
 
