@@ -280,6 +280,7 @@ class NewLayers(NamedTuple):
 
     def variance(self, found: Run) -> Array:
         """Log of the variance by which new layers move their inputs, mean over layers and rows."""
+        # log of the mean over rows
         logs = [jnp.log(jnp.mean(unwrap(found.model[name]["fn"]).variance)) for name in self.hidden]
         return jnp.stack(logs).mean()
 

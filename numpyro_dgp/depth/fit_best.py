@@ -149,6 +149,7 @@ def log_densities_given_draws(
 
         def log_likelihood(pair: tuple[Array, Array]) -> Array:
             draw, kept = pair
+            # log p(y | u) of the rows that count
             return Density(program, (counted[kept], *given), key, structure)(flat[draw])[1]
 
         draws, kept = (a.reshape(-1) for a in jnp.meshgrid(jnp.arange(count), jnp.arange(rows + 1), indexing="ij"))
@@ -351,6 +352,7 @@ def fit_best(
         found = {d: fit_integrated(program, keys[d], args, *options) for d, program in programs.items()}
         for depth, part in before.items():
             going = fit_integrated(programs[depth], jax.random.fold_in(keys[depth], 1), args, *options, part)
+            # what a run misses lowers its estimate
             found[depth] = max(found[depth], going, key=lambda fit: fit.log_evidence)
         return found
 

@@ -164,7 +164,7 @@ class Ascents:
             found = self._up(self.box.snapped(found), [d for d in free if d not in self.box.integers], spread)
         ends = self.program.values(found)
         start = self.program.values(points)
-        worse = ~(ends >= start)
+        worse = ~(ends >= start)  # as rounding to whole numbers may make it
         return np.where(worse[:, None, None], points, found), np.where(worse, start, ends)
 
     def of_best(self, points: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:

@@ -161,6 +161,7 @@ class Box:
 
     def require_resolved(self, owner: str) -> None:
         """Raise unless the precision of JAX has at least a thousand different values between the bounds of a column."""
+        # between neighbouring numbers
         step = float(jnp.finfo(jnp.result_type(float)).eps) * np.maximum(abs(self.low), abs(self.high))
         least = np.where(np.isin(np.arange(self.dims), self.whole), 1.0, (self.high - self.low) / 1000)
         if len(wrong := np.flatnonzero(step > least)):

@@ -193,5 +193,6 @@ class WithDraws(PosteriorAcquisition):
         if not dims:
             return jnp.zeros((number, 1, 0), dtype)
         points = jnp.asarray(sobol_points(self.num_draws, 0, dims), dtype)
+        # One shift for each of the Gaussians, in single precision so that both precisions have the same.
         shift = jax.random.uniform(jax.random.fold_in(self.key, 1), (number, 1, dims), jnp.float32)
         return shifted_normals(points, shift.astype(dtype))

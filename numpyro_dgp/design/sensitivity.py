@@ -196,7 +196,7 @@ def unit_points(owner: str, key: Array, num_randomisations: int, num_points: int
         )
     seeds = np.asarray(jax.random.bits(key, (num_randomisations,), jnp.uint32))
     points = [Sobol(dims, seed=int(seed)).random_base2(int(num_points).bit_length() - 1) for seed in seeds]
-    edge = float(jnp.finfo(jnp.result_type(float)).eps) / 2
+    edge = float(jnp.finfo(jnp.result_type(float)).eps) / 2  # quantiles of 0 and 1 may be infinite
     return np.clip(np.stack(points), edge, 1 - edge)
 
 
@@ -365,7 +365,7 @@ def _pick_freeze(
     _require_variation(values[:, : 2 * n])
     values = values.astype(float)
     both = values[:, : 2 * n]
-    mean, variance = both.mean(1)[:, None, None], both.var(1)[:, None]
+    mean, variance = both.mean(1)[:, None, None], both.var(1)[:, None]  # of f(A) and f(B)
     values = values.reshape(len(values), -1, n)
     change = values[:, 2:] - values[:, :1]  # f(A_B) - f(A)
     first = ((values[:, 1:2] - mean) * change).mean(-1) / variance  # V / var f
@@ -499,7 +499,7 @@ def main_effects(
     for unit in tqdm.tqdm(points, desc="randomisations", disable=not progress_bar):
         rows = np.tile(columns.at(unit), (D, num_values, 1, 1))  # (D, G, n, D)
         for d, line in enumerate(lines):
-            rows[d, :, :, d] = line[:, None]
+            rows[d, :, :, d] = line[:, None]  # x_d = t, the others at the n points
         values = function(rows.reshape(-1, D)).astype(float)
-        found.append(values.reshape(-1, D, num_values, num_points).mean(-1))
+        found.append(values.reshape(-1, D, num_values, num_points).mean(-1))  # E[f | x_d = t]
     return MainEffects(columns.names, lines, Integrals(np.stack(found)))

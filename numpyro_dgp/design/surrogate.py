@@ -311,9 +311,9 @@ class IntegratedSurrogate(Surrogate):
             guide_key, model_key = jax.random.split(key)
             given = handlers.substitute(handlers.seed(guide, guide_key), data=dict(params))
             with handlers.block():
-                values = given(*data)
+                values = given(*data)  # u ~ q(u)
                 run = handlers.substitute(handlers.seed(program, model_key), data=values)
-                sites = handlers.trace(run).get_trace(*data)
+                sites = handlers.trace(run).get_trace(*data)  # v ~ p(v | u, y)
             return inspect_program(self.program(data.X), tuple(data), {}).shared_values(sites)
 
         return Compiled(

@@ -324,7 +324,7 @@ def _evidence(
     return {
         "evidence": found.lower,
         "evidence_se": found.lower_se,
-        "gap": found.lower - bound,
+        "gap": found.lower - bound,  # below KL[q || p(. | y)], in expectation
         "evidence_upper": found.upper,
     }
 

@@ -226,6 +226,7 @@ def evidence(
 
     def from_guide(key: Array, path: Path, adapt: bool) -> Runs:
         start_key, key = jax.random.split(key)
+        # e ~ N(0, I), a draw of the guide
         return run(arrays, jax.random.normal(start_key, (num_chains, flat.size), flat.dtype), path, key, adapt)
 
     @jax.jit
@@ -245,7 +246,7 @@ def evidence(
         )
     if draws is None:
         return Evidence(log_weights, acceptance)
-    reverse = run(arrays, positions(arrays, draws), path.reversed(), down_key, False)
+    reverse = run(arrays, positions(arrays, draws), path.reversed(), down_key, False)  # beta from 1 to 0
     if not np.isfinite(reverse.log_weights).all():
         raise ValueError(
             "evidence: expected samples at which the density of this program is finite, got others: pass "

@@ -138,10 +138,10 @@ def _draw(
     log_p = log_q = jnp.zeros(())
     for name, site in sites.items():
         if site["type"] == "sample" and name not in known.local and name not in known.frames:
-            log_p = log_p + total_log_prob(site)
+            log_p = log_p + total_log_prob(site)  # log p(phi)
     for name, site in guide_trace.items():
         if site["type"] == "sample" and name not in known.local:
-            log_q = log_q + total_log_prob(site)
+            log_q = log_q + total_log_prob(site)  # log q(phi)
     values = {n: s["value"] for n, s in sites.items() if is_value(s)} if posterior.guide is not None else sample
 
     def local(key: Array) -> Any:
@@ -150,7 +150,7 @@ def _draw(
         return *_data_terms(known, guide_trace, sites), mine
 
     keys = jax.random.split(local_key, copies)
-    target, predictive, ratios, mine = _mapped(local, keys, copies, block)
+    target, predictive, ratios, mine = _mapped(local, keys, copies, block)  # (K, ...)
     for name, several in mine.items():
         weights = _joint(known, target, ratios)[known.local[name]]  # log omega_k
         values[name] = _choose(jax.random.categorical(choice_key, weights, axis=0), several, sites[name])

@@ -114,6 +114,7 @@ def _key_of(arrays: list[Array]) -> Array:
     wide = [a if a.dtype.itemsize >= 4 else a.astype(jnp.float32) for a in arrays]
     words = jnp.concatenate([jax.lax.bitcast_convert_type(a, jnp.uint32).reshape(-1) for a in wide])
     factors = jax.random.bits(jax.random.key(0), (2, words.size), jnp.uint32)
+    # sum_i c_i w_i mod 2^32, twice
     return jax.random.wrap_key_data((factors * words).sum(1, dtype=jnp.uint32), impl="threefry2x32")
 
 

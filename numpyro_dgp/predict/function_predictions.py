@@ -103,6 +103,7 @@ def _covariances(f_x: FunctionValues) -> tuple[Array, Array]:
             f"{_OWNER}: expected a function with inducing values, such as on dgp.Points(Z), at N rows under the "
             f"Likelihood, got {got} at values of shape {f_x.batch_shape}: its values have no joint covariance here"
         )
+    # Cov[f(x)] (P, N, N), v integrated where q(v) is Gaussian
     joint, N = function.joint(x, noise=noise).covariance, len(x)
     prior = function.covariance(x) + noise_covariance(noise, N, joint.dtype)  # k(X, X) + s^2 I
     shape = function.outputs or 1, N, N

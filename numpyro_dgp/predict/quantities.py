@@ -138,7 +138,7 @@ def functions_of(
     last = sites[target.site or ""]
     f_x: Any = getattr(unwrap(last["fn"]), "f_x", None)
     values = hidden_values(sites)
-    return values if f_x is None else {**values, last["name"]: f_x.loc}
+    return values if f_x is None else {**values, last["name"]: f_x.loc}  # given a whole function, its value
 
 
 def _observed(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Message:

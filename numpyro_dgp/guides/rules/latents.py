@@ -140,7 +140,7 @@ class Amortised(Rule):
         rows = site.data()
         widths = [rows.shape[-1], *self.hidden, 2 * dim]
         network = tanh_network(site, widths, rows.dtype) if self.network is None else self.network
-        out = network(rows)
+        out = network(rows)  # [mu, rho] (..., 2 dim)
         expected = (*rows.shape[:-1], 2 * dim)
         if jnp.shape(out) != expected:
             raise ValueError(

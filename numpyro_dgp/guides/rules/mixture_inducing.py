@@ -143,5 +143,5 @@ class _Component(Site):
 
 def _direction(turn: float, size: int) -> Array:
     """Numbers of about one (size,): opposite for half a ``turn``, and for no other two turns nearly the same."""
-    golden = (3 - math.sqrt(5)) / 2
+    golden = (3 - math.sqrt(5)) / 2  # of a turn: its multiples never come near each other
     return jnp.cos(2 * math.pi * (turn + golden * jnp.arange(size)) + 0.7)  # cos(x + pi) = -cos x
