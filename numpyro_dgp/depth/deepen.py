@@ -279,6 +279,7 @@ class NewLayers(NamedTuple):
 
     def variance(self, found: Run) -> Array:
         """Log of the variance by which new layers move their inputs, mean over layers and rows."""
+        # log of the mean over rows
         logs = [jnp.log(jnp.mean(unwrap(found.model[name]["fn"]).variance)) for name in self.hidden]
         return jnp.stack(logs).mean()
 
@@ -292,6 +293,7 @@ class NewLayers(NamedTuple):
         """Which entries of positive numbers the variance rises with, as zeros and ones."""
         names = (*self.positive, *self.logarithmic)
         zero = {name: jnp.zeros_like(params[name]) for name in names}
+        # d log var / d log theta
         slope = jax.jit(jax.grad(lambda factors: self.variance(run(self.scaled(params, factors)))))(zero)
         return {name: np.asarray(slope[name] > _LEAST_EXPONENT, slope[name].dtype) for name in names}
 
@@ -369,6 +371,7 @@ def with_prior_values(params: dict[str, Array], layers: NewLayers) -> dict[str, 
             continue
         loc, scale = f"{record.param_prefix}_loc", f"{record.param_prefix}_{record.gaussian.scale}"
         like = params[scale]
+        # q(v) = N(0, I)
         one = jnp.ones_like(like) if record.gaussian.diagonal else jnp.eye(like.shape[-1], dtype=like.dtype)
         changed |= {loc: jnp.zeros_like(params[loc]), scale: jnp.broadcast_to(one, like.shape)}
     return params | changed
@@ -530,11 +533,12 @@ def deepen(
             args, kwargs = rebuild(arrays)
             bound, found = -ELBO().loss(key, params, model, guide, *args, **kwargs), once(params, arrays, key)
             densities = layers.log_densities(found)
-            return bound - densities, densities, jnp.exp(layers.variance(found))
+            return bound - densities, densities, jnp.exp(layers.variance(found))  # less log p - log q of what is new
 
         return jax.lax.map(draw, keys)
 
     def scaled(halvings: int) -> dict[str, Array]:
+        # c = 2^-halvings
         factors = {name: -halvings * jnp.log(2.0).astype(d.dtype) * d for name, d in directions.items()}
         return layers.scaled(params, factors)
 
@@ -628,7 +632,7 @@ def _largest(
     def start(halvings: int) -> tuple[DeeperStart, np.ndarray]:
         params, found = at(halvings)
         bounds, densities, variances = (np.asarray(values, float) for values in found)
-        error = np.std(bounds - fitted) / np.sqrt(len(bounds))
+        error = np.std(bounds - fitted) / np.sqrt(len(bounds))  # of draws in pairs, with one key each
         numbers = map(float, (fitted.mean(), bounds.mean(), error, densities.mean(), variances.mean()))
         return DeeperStart(params, *numbers), bounds
 
@@ -647,7 +651,7 @@ def _largest(
         middle = (low + high) // 2
         found, bounds = start(middle)
         costs = least - bounds
-        if np.mean(costs) + 2 * np.std(costs) / np.sqrt(len(costs)) <= allowed:
+        if np.mean(costs) + 2 * np.std(costs) / np.sqrt(len(costs)) <= allowed:  # two errors above
             high, best = middle, found
         else:
             low = middle

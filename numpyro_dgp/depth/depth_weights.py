@@ -61,16 +61,18 @@ def stacking_weights(log_densities: Any, *, least_gain: float | None = None, tol
             f"{found.shape}: np.stack([posterior.log_density(key, y, X) for posterior in posteriors], -1)"
         )
     require_finite("log densities of stacking_weights", found, "a fit whose predictions are NaN cannot be weighed")
-    gain = found - found[:, :1]
+    gain = found - found[:, :1]  # delta_nk
+    # sd sqrt(N) = [sum (delta - mean)^2]^1/2
     least = -math.inf if least_gain is None else least_gain * gain.std(0) * math.sqrt(len(gain))
     counted = gain.sum(0) >= least
+    # A factor of all densities of a row leaves the maximum where it is.
     densities = np.exp(found[:, counted] - found[:, counted].max(1, keepdims=True))
     weights = np.full(counted.sum(), 1 / counted.sum())
     for _ in range(_STEPS):
-        slope = (densities / (densities * weights).sum(1, keepdims=True)).mean(0)
+        slope = (densities / (densities * weights).sum(1, keepdims=True)).mean(0)  # g_k
         if np.log(slope.max()) <= tol:
             break
-        weights = weights * slope
+        weights = weights * slope  # sum_k w_k g_k = 1
     every = np.zeros(len(counted))
     every[counted] = weights / weights.sum()
     return every
@@ -109,8 +111,8 @@ def evidence_weights(log_evidence: Any, log_prior: Any = 0.0, least_odds: float 
     found = np.asarray(log_evidence, float)
     require_finite("log_evidence of evidence_weights", found, "a fit whose evidence is NaN cannot be weighed")
     found = found + log_prior
-    odds = np.exp(found - found.max())
-    least = np.maximum(least_odds, np.maximum.accumulate(odds)) if least_odds else 0.0
+    odds = np.exp(found - found.max())  # q_k / max_j q_j
+    least = np.maximum(least_odds, np.maximum.accumulate(odds)) if least_odds else 0.0  # max(c, max_j<=k q_j)
     weights = np.where(odds < least, 0.0, odds)
     return weights / weights.sum()
 

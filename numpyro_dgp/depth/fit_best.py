@@ -149,11 +149,12 @@ def log_densities_given_draws(
 
         def log_likelihood(pair: tuple[Array, Array]) -> Array:
             draw, kept = pair
+            # log p(y | u) of the rows that count
             return Density(program, (counted[kept], *given), key, structure)(flat[draw])[1]
 
         draws, kept = (a.reshape(-1) for a in jnp.meshgrid(jnp.arange(count), jnp.arange(rows + 1), indexing="ij"))
         found = each(log_likelihood, (draws, kept), len(draws)).reshape(count, rows + 1)
-        return found[:, -1:] - found[:, :-1]
+        return found[:, -1:] - found[:, :-1]  # log p(y | u) - log p(y_-n | u)
 
     given = rng_key, dict(at), arrays
     return Compiled(run).at(*given)(*given)
@@ -165,7 +166,7 @@ def left_out(model: Callable[..., Any], rng_key: Array, args: tuple[Any, ...], a
     Arguments are those of :func:`log_densities_given_draws`.
     """
     given = np.asarray(log_densities_given_draws(model, rng_key, args, at), float)
-    return math.log(len(given)) - logsumexp(-given, axis=0)
+    return math.log(len(given)) - logsumexp(-given, axis=0)  # -log mean_s 1 / p(y_n | y_-n, u_s)
 
 
 def fit_best(
@@ -351,6 +352,7 @@ def fit_best(
         found = {d: fit_integrated(program, keys[d], args, *options) for d, program in programs.items()}
         for depth, part in before.items():
             going = fit_integrated(programs[depth], jax.random.fold_in(keys[depth], 1), args, *options, part)
+            # what a run misses lowers its estimate
             found[depth] = max(found[depth], going, key=lambda fit: fit.log_evidence)
         return found
 

@@ -116,7 +116,7 @@ class Density:
             if site["type"] == "sample":
                 totals[site["is_observed"]] += total_log_prob(site)
         for name, bijection in self.bijections.items():
-            totals[False] += jnp.sum(bijection.log_abs_det_jacobian(numbers[name], values[name]))
+            totals[False] += jnp.sum(bijection.log_abs_det_jacobian(numbers[name], values[name]))  # log|d value / du|
         return totals[False], totals[True]
 
     def of_prior(self, key: Array) -> Numbers:
@@ -140,6 +140,7 @@ class Density:
         numbers = longer.unravel(flat)
         others = [numbers[n].at[_leading(u)].set(0.0) for n, u in self.shapes.items()]
         count = flat.size - sum(u.size for u in self.shapes.values())
+        # log N(others; 0, I)
         return -0.5 * sum((jnp.square(u).sum() for u in others), count * jnp.log(2 * jnp.pi).astype(flat.dtype))
 
     def filled(self, numbers: Numbers, value: float) -> Array:
@@ -270,19 +271,20 @@ class _Path(NamedTuple):
     earlier: Callable[[Array], Array] | None = None
 
     def numbers(self, z: Array) -> Array:
-        return self.loc + self.scale * z
+        return self.loc + self.scale * z  # u = m + s z
 
     def draw(self, seed: tuple[Numbers, Array]) -> Array:
-        return (self.density.completed(*seed) - self.loc) / self.scale
+        return (self.density.completed(*seed) - self.loc) / self.scale  # z = (u - m) / s
 
     def log_ratios(self, z: Array) -> tuple[Array, Array]:
         u = self.numbers(z)
         prior, likelihood = self.density(u)
+        # -log N(z; 0, I) + log|du / dz|
         r = 0.5 * jnp.square(z).sum() + 0.5 * z.size * math.log(2 * math.pi) + jnp.log(self.scale).sum()
         if self.earlier is None:
             return r + prior, likelihood
         before = self.earlier(u)
-        return r + before, prior + likelihood - before
+        return r + before, prior + likelihood - before  # from p'(u) p(y' | u) to p(u) p(y | u)
 
 
 def _path(
@@ -375,6 +377,7 @@ def fit_integrated(
         )
     log_evidence, variance = np.where(finite, log_evidence, -np.inf), np.where(finite, variance, 0.0)
     if before:
+        # log p(y') + log p(y) / p(y')
         log_evidence, variance = before.log_evidence + log_evidence, before.variance + variance
     numbers, loc, scale = there
     ended = Ended(program, structure, rebuild(arrays)[0], numbers, loc, scale, log_evidence, variance)
@@ -398,6 +401,7 @@ def _at_the_mode(
         arrays: these.
         starts: draws of the unconstrained numbers (S, n).
     """
+    # of log p(u) + log p(y | u)
     slope = Compiled(jax.value_and_grad(lambda flat, arrays: jnp.stack(density(arrays)(flat)).sum()))
     at_start = slope.at(starts[0], arrays)
     flat = highest_end(lambda flat: at_start(flat, arrays), np.asarray(starts))

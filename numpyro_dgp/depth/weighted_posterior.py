@@ -231,6 +231,7 @@ class WeightedPosterior:
             draws = (len(next(iter(values.values()))) for values in given if values)
             num_samples = min(draws, default=1 if len(given) == 1 else _DRAWS)
         weights = np.array([self.weights[depth] for depth in self.parts])
+        # w_k S, rounded so that they add up to S
         counts = np.diff(np.round(np.concatenate([[0.0], np.cumsum(weights)]) * num_samples).astype(int))
         keys = jax.random.split(key, len(self.parts))
         every = zip(self.parts, keys, counts, strict=True)
@@ -253,6 +254,6 @@ def weighed_by_evidence(
         layer_odds: the prior probability of a program over that of one with a layer less.
         least_odds: of Occam's window, as in :func:`evidence_weights`.
     """
-    log_prior = math.log(layer_odds) * np.array([arguments_of(depth)[0] for depth in parts])
+    log_prior = math.log(layer_odds) * np.array([arguments_of(depth)[0] for depth in parts])  # d log rho
     weights = evidence_weights([part.log_evidence for part in parts.values()], log_prior, least_odds)
     return WeightedPosterior(parts, dict(zip(parts, map(float, weights), strict=True)))

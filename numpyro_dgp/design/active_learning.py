@@ -97,7 +97,8 @@ class _AtReference(PosteriorAcquisition):
         C = found.covariance
         q = len(C) - len(self.reference)
         noise = jnp.square(jnp.asarray(self.noise, C.dtype)) * jnp.eye(q, dtype=C.dtype)
-        L = lower_factors(C[:q, :q] + noise, found.mean[:q])
+        L = lower_factors(C[:q, :q] + noise, found.mean[:q])  # L L' = c(x, x) + sigma^2 I
+        # c(r, r), and c(r, x) (L L')^-1 c(x, r) = |L^-1 c(x, r)|^2
         return jnp.diagonal(C)[q:], jnp.square(solve_lower(L, C[:q, q:])).sum(0)
 
 
@@ -246,13 +247,15 @@ class MICE(PosteriorAcquisition):
         coarse = min(rows.dtype, G.dtype, key=lambda dtype: jnp.finfo(dtype).bits)
         others = ~(G.astype(coarse)[:, None] == rows.astype(coarse)).all(-1).any(1)
         kept = jnp.concatenate([jnp.ones(q, bool), others])
+        # Candidates that are left out have covariance zero with all others, and so tell nothing.
         K = jnp.where(kept[:, None] & kept, found.prior_covariances.mean(0), 0.0)
         variances = jnp.diagonal(found.prior_covariances.mean(0))[q:]
-        among = K[q:, q:] + jnp.diag(jnp.where(others, self.nugget, 1.0) * variances)
+        among = K[q:, q:] + jnp.diag(jnp.where(others, self.nugget, 1.0) * variances)  # k(G, G) + tau^2 diag k(G, G)
         half = solve_lower(lower_factors(among, jnp.zeros_like(variances)), K[q:, :q])
         before, info = jnp.diagonal(K)[:q], jnp.finfo(K.dtype)
         least = info.eps * before + float(info.tiny)  # their rounding errors
-        given_others = jnp.maximum(before - jnp.square(half).sum(0), least)
+        given_others = jnp.maximum(before - jnp.square(half).sum(0), least)  # sigma_0^2(x_j | G without x)
+        # (|Cov f(x_1..q)| / prod_j sigma_0^2(x_j))^(1/q)
         return geometric_mean_variance(found.covariance[:q, :q]) / jnp.exp(jnp.log(given_others).mean())
 
 
@@ -322,8 +325,9 @@ class VIGF(PosteriorAcquisition):
         """The value at points x (q, D); further arguments are those of the program."""
         found = self.jointly(x, None, args, kwargs)
         nearest = jnp.square(self.points(x)[:, None] - self.X).sum(-1).argmin(1)
-        gap, C = found.means - self.y[nearest].astype(found.means.dtype), found.covariances
-        expected = jnp.square(gap) + jnp.diagonal(C, axis1=-2, axis2=-1)
+        gap, C = found.means - self.y[nearest].astype(found.means.dtype), found.covariances  # mu_s - y*
+        expected = jnp.square(gap) + jnp.diagonal(C, axis1=-2, axis2=-1)  # E_s I
         apart = expected - expected.mean(0)
-        within = 4 * gap[:, :, None] * gap[:, None, :] * C + 2 * jnp.square(C)
+        within = 4 * gap[:, :, None] * gap[:, None, :] * C + 2 * jnp.square(C)  # Cov_s(I_i, I_j)
+        # mean of Cov_s I + Cov of E_s I
         return geometric_mean_variance(within.mean(0) + matmul(apart.T, apart) / len(apart))

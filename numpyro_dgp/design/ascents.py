@@ -143,7 +143,7 @@ class Ascents:
         places = self.box.places(points).reshape(len(points), -1)
         number = min(len(points), 2 * places.shape[1] + 2)
         near = cKDTree(places).query(places, k=[*range(1, number + 1)])[1]
-        local = values >= values[near].max(1)
+        local = values >= values[near].max(1)  # no neighbour is better
         order = np.lexsort((-values, ~local))
         labels = points[:, 0, self.box.categories]
         by_label = np.argsort(-values, kind="stable")
@@ -164,7 +164,7 @@ class Ascents:
             found = self._up(self.box.snapped(found), [d for d in free if d not in self.box.integers], spread)
         ends = self.program.values(found)
         start = self.program.values(points)
-        worse = ~(ends >= start)
+        worse = ~(ends >= start)  # as rounding to whole numbers may make it
         return np.where(worse[:, None, None], points, found), np.where(worse, start, ends)
 
     def of_best(self, points: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
@@ -223,7 +223,9 @@ class Ascents:
             values, slopes = (np.asarray(a, float) for a in self.program.few(jnp.asarray(moved)))
             _require_no_nan(values[: len(points)], moved)
             slopes = np.where(np.isfinite(slopes), slopes, 0.0)[: len(points), :, free]
+            # -inf counts as far below all values: a line search steps back from it.
             low_values = np.where(np.isfinite(values), values, -1e3 * spread)[: len(points)]
+            # d/du = width d/dx; in units of the spread, for the tolerances of L-BFGS-B.
             return -low_values.sum() / spread, -(slopes * width).ravel() / spread
 
         start = ((kept[..., free] - low) / width).ravel()

@@ -78,6 +78,6 @@ class UpperConfidence(WithDraws):
         mean = -found.mean if self.minimise else found.mean
         L = lower_factors(found.covariance, mean)
         if len(mean) == 1:
-            return mean[0] + self.beta * L[0, 0]
-        spread = jnp.abs(matmul(self.white(1, len(mean), mean.dtype)[0], L.mT))
-        return largest(mean + self.beta * math.sqrt(math.pi / 2) * spread).mean()
+            return mean[0] + self.beta * L[0, 0]  # +-mu + beta sigma
+        spread = jnp.abs(matmul(self.white(1, len(mean), mean.dtype)[0], L.mT))  # |gamma|, gamma = L e
+        return largest(mean + self.beta * math.sqrt(math.pi / 2) * spread).mean()  # sqrt(pi / 2) E|gamma_j| = sigma_j

@@ -80,12 +80,13 @@ class ContourEntropy(WithDraws):
         draws = jnp.zeros((1, *white.shape[:2], 0), means.dtype)
         p = jnp.ones(draws.shape[:3], means.dtype)
         for j in range(len(rows)):
-            centre = means[:, None, j] + (L[:, None, j, :j] * draws).sum(-1)
+            centre = means[:, None, j] + (L[:, None, j, :j] * draws).sum(-1)  # E[f_j | f_<j]
             limit = (self.level - centre) / L[:, None, j, j]
-            below, above = ndtr(limit), ndtr(-limit)
+            below, above = ndtr(limit), ndtr(-limit)  # P(f_j < t | f_<j), P(f_j > t | f_<j)
             if j + 1 < len(rows):
                 part = ndtr(white[..., j])
+                # normal numbers with f_j < t, with f_j > t
                 sides = ndtri(jnp.maximum(part * below, tiny)), -ndtri(jnp.maximum(part * above, tiny))
                 draws = jnp.concatenate([jnp.concatenate([draws, side[..., None]], -1) for side in sides])
-            p = jnp.concatenate([p * below, p * above])
-        return jax.scipy.special.entr(jnp.maximum(p.mean((1, 2)), tiny)).sum()
+            p = jnp.concatenate([p * below, p * above])  # p_b of 2^(j + 1) combinations b, first axis
+        return jax.scipy.special.entr(jnp.maximum(p.mean((1, 2)), tiny)).sum()  # -sum_b p_b log p_b

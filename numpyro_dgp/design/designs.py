@@ -48,7 +48,7 @@ def latin_hypercube(bounds: ArrayLike | Box, num: int, key: Array) -> np.ndarray
 
     box, rng = _arguments("design.latin_hypercube", bounds, num, key)
     unit = qmc.LatinHypercube(box.dims, seed=rng).random(num)
-    unit[:, box.whole] = (np.floor(num * unit[:, box.whole]) + 0.5) / num
+    unit[:, box.whole] = (np.floor(num * unit[:, box.whole]) + 0.5) / num  # middles of the parts
     return box.from_unit(unit)
 
 
@@ -209,12 +209,13 @@ def _farthest_near(
 def _exchanged(box: Box, X: np.ndarray, num_exchanges: int, rng: np.random.Generator) -> np.ndarray:
     """The design after exchanges of values within columns."""
     floor = 1e-6  # of squared distances: points that coincide count a lot, but not infinitely
-    powers = lambda squares: np.maximum(squares, floor) ** (-_POWER / 2)  # noqa: E731
+    powers = lambda squares: np.maximum(squares, floor) ** (-_POWER / 2)  # noqa: E731 - d^-p
     square = lambda a, b: np.square(a - b).sum(-1)  # noqa: E731
     X, places = X.copy(), box.places(X)
     num = len(X)
     squares = square(places[:, None], places[None])
     np.fill_diagonal(squares, np.inf)
+    # phi_p^p = sum over i < j of d_ij^-p
     energy = powers(squares).sum() / 2
     best, nearest = X.copy(), squares.min()
     for step in range(num_exchanges):
@@ -225,11 +226,12 @@ def _exchanged(box: Box, X: np.ndarray, num_exchanges: int, rng: np.random.Gener
         rows = square(moved[:, None], places[None])
         rows[[0, 1], [i, j]] = np.inf
         rows[0, j] = rows[1, i] = square(*moved)
+        # The terms with i or j, of which that of the pair is in both rows.
         before = powers(squares[[i, j]]).sum() - powers(squares[i, j])
         change = powers(rows).sum() - powers(rows[0, j]) - before
         ratio = math.log(max(energy + change, 1e-300) / energy) / _POWER  # of phi_p, in the logarithm
         temperature = 0.01 * (1 - step / num_exchanges)
-        if ratio > 0 and rng.random() >= math.exp(-ratio / max(temperature, 1e-12)):
+        if ratio > 0 and rng.random() >= math.exp(-ratio / max(temperature, 1e-12)):  # Metropolis on log phi_p
             continue
         X[[i, j]], places[[i, j]] = pair, moved
         squares[[i, j]], squares[:, [i, j]] = rows, rows.T

@@ -141,7 +141,7 @@ def emulator_family(
         K = D if width is None else width
 
         def model(X: Array, y: Array | None = None) -> None:
-            s = positive("log_noise", math.log(noise), 2.0)
+            s = positive("log_noise", math.log(noise), 2.0)  # s, in units of u
             mean = numpyro.sample("mean", dist.Normal(jnp.zeros((), dtype), 1.0))
             h, Z, layers, columns = unit_cube(X), unit_cube(runs), [], D
             below: Mean = IdentityMean()

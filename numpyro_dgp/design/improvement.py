@@ -60,10 +60,10 @@ def log_expected_excess(z: Array) -> Array:
     near, t = jnp.maximum(z, _TAIL), jnp.maximum(-z, -_TAIL)
     r = jnp.zeros_like(t)
     for k in range(_TERMS, 0, -1):
-        r = k / (t + r)
-    far = -0.5 * (jnp.square(t) + math.log(2 * math.pi)) + jnp.log(r) - jnp.log(t + r)
-    density = jnp.exp(-0.5 * jnp.square(near)) / math.sqrt(2 * math.pi)
-    return jnp.where(tail, far, jnp.log(density + near * ndtr(near)))
+        r = k / (t + r)  # the continued fraction from its end
+    far = -0.5 * (jnp.square(t) + math.log(2 * math.pi)) + jnp.log(r) - jnp.log(t + r)  # log phi(t) r / (t + r)
+    density = jnp.exp(-0.5 * jnp.square(near)) / math.sqrt(2 * math.pi)  # phi(z)
+    return jnp.where(tail, far, jnp.log(density + near * ndtr(near)))  # log(phi(z) + z Phi(z))
 
 
 def largest(values: Array) -> Array:
@@ -100,17 +100,18 @@ class _Improvement(WithDraws):
         means, L = sign * found.means, found.factors()
         S, q = means.shape
         white = self.white(S, q - 1, means.dtype)
-        least = jnp.broadcast_to(sign * jnp.asarray(self.best, means.dtype), white.shape[:2])
+        least = jnp.broadcast_to(sign * jnp.asarray(self.best, means.dtype), white.shape[:2])  # m_0 = b
         info, terms = jnp.finfo(means.dtype), []
         for j in range(q):
-            centre = means[:, None, j] + (L[:, None, j, :j] * white[..., :j]).sum(-1)
-            gap = least - centre
+            centre = means[:, None, j] + (L[:, None, j, :j] * white[..., :j]).sum(-1)  # mu_j | <j
+            gap = least - centre  # m_j-1 - mu_j | <j
             # A standard deviation below the rounding error of the difference counts as that.
             rounding = jax.lax.stop_gradient(info.eps * jnp.abs(gap)) + float(info.tiny)
             scale = jnp.maximum(L[:, None, j, j], rounding)
-            terms.append(jnp.log(scale) + log_expected_excess(gap / scale))
+            terms.append(jnp.log(scale) + log_expected_excess(gap / scale))  # log s_j h(gap / s_j)
             if j + 1 < q:
-                least = jnp.minimum(least, centre + scale * white[..., j])
+                least = jnp.minimum(least, centre + scale * white[..., j])  # m_j = min(m_j-1, f_j)
+        # log of the sum over points of the mean over S R draws
         return jax.scipy.special.logsumexp(jnp.stack(terms)) - jnp.log(float(white.shape[0] * white.shape[1]))
 
 

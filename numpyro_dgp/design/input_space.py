@@ -131,7 +131,7 @@ class Box:
         found = [(X[..., numbers] - self.low[numbers]) / (self.high[numbers] - self.low[numbers])]
         for d in self.categories:
             labels = np.arange(self.low[d], self.high[d] + 1)
-            found.append(np.sqrt(0.5) * (X[..., d, None].round() == labels))
+            found.append(np.sqrt(0.5) * (X[..., d, None].round() == labels))  # |e_a - e_b|^2 / 2 = 1 for a != b
         return np.concatenate(found, -1)
 
     def require_points(self, owner: str, name: str, X: Any) -> np.ndarray:
@@ -161,6 +161,7 @@ class Box:
 
     def require_resolved(self, owner: str) -> None:
         """Raise unless the precision of JAX has at least a thousand different values between the bounds of a column."""
+        # between neighbouring numbers
         step = float(jnp.finfo(jnp.result_type(float)).eps) * np.maximum(abs(self.low), abs(self.high))
         least = np.where(np.isin(np.arange(self.dims), self.whole), 1.0, (self.high - self.low) / 1000)
         if len(wrong := np.flatnonzero(step > least)):

@@ -45,13 +45,15 @@ def expected_gain(a: Array, b: Array) -> Array:
     steeper = b[:, None] > b[None, :]
     slope = jnp.where(b[:, None] == b[None, :], 1.0, b[:, None] - b[None, :])
     meets = (a[None, :] - a[:, None]) / slope  # of line i with line j
+    # Line i is above flatter ones to the right of where they meet, above steeper ones to the left.
     low, high = largest(jnp.where(steeper, meets, -jnp.inf)), -largest(jnp.where(steeper.T, -meets, -jnp.inf))
     index = jnp.arange(len(a))
+    # Of parallel lines the highest counts, of equal ones the first.
     above = (a[None, :] > a[:, None]) | ((a[None, :] == a[:, None]) & (index[None, :] < index[:, None]))
     highest = (low < high) & ~((b[:, None] == b[None, :]) & above).any(1)
 
     def corner(c: Array) -> Array:
-        return jnp.exp(log_expected_excess(-jnp.minimum(jnp.abs(c), _FAR)))
+        return jnp.exp(log_expected_excess(-jnp.minimum(jnp.abs(c), _FAR)))  # H(c) = phi(c) - |c| Phi(-|c|)
 
     return jnp.where(highest, (b - b[a.argmax()]) * (corner(low) - corner(high)), 0.0).sum()
 
@@ -122,8 +124,9 @@ class KnowledgeGradient(WithDraws):
         (mean, C, _), white = given
         mean, q = -mean if self.minimise else mean, white.shape[-1] + 1
         noise = jnp.square(jnp.asarray(self.noise, C.dtype)) * jnp.eye(q, dtype=C.dtype)
-        L = lower_factors(C[:q, :q] + noise, mean[:q])
-        rises = solve_lower(L, C[:q]).T
-        before = mean + matmul(white, rises[:, :-1].T)
+        L = lower_factors(C[:q, :q] + noise, mean[:q])  # L L' = c(x, x) + sigma^2 I
+        rises = solve_lower(L, C[:q]).T  # b(a)' = c(a, x) L^-T (q + R, q)
+        before = mean + matmul(white, rises[:, :-1].T)  # mu + b' Z without the last number
+        # Instead of the mean at its best, its value in the same draw is taken off: E before[best] = max mu.
         best = mean.argmax()
         return jax.vmap(lambda a: expected_gain(a, rises[:, -1]) + largest(a) - a[best])(before).mean()

@@ -151,6 +151,7 @@ def candidate_points(box: Box, q: int, num: int, starts: Any, rng: np.random.Gen
     """Sobol points (num, q, D) of the box, after ``starts``."""
     found = box.from_unit(scrambled_points(q * box.dims, num, rng).reshape(num, q, box.dims))
     if q == 1 and 1 < box.num_combinations <= num:
+        # each equally often
         found[:, 0, box.categories] = box.combinations()[rng.permutation(num) % box.num_combinations]
     if starts is None:
         return found

@@ -69,7 +69,7 @@ def geometric_mean_variance(covariance: Array) -> Array:
     if q == 1:
         return covariance[0, 0]
     L = lower_factors(covariance, jnp.zeros_like(covariance[0]))
-    return jnp.exp(2 * jnp.log(jnp.diagonal(L)).mean())
+    return jnp.exp(2 * jnp.log(jnp.diagonal(L)).mean())  # |C| = prod L_jj^2
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -189,5 +189,6 @@ class WithDraws(PosteriorAcquisition):
         if not dims:
             return jnp.zeros((number, 1, 0), dtype)
         points = jnp.asarray(sobol_points(self.num_draws, 0, dims), dtype)
+        # One shift for each of the Gaussians, in single precision so that both precisions have the same.
         shift = jax.random.uniform(jax.random.fold_in(self.key, 1), (number, 1, dims), jnp.float32)
         return shifted_normals(points, shift.astype(dtype))

@@ -116,7 +116,7 @@ def pooled(X: ArrayLike, y: ArrayLike) -> Pooled:
         return np.stack([np.bincount(group, column) for column in columns.T], -1)
 
     means = totals(wide) / counts[:, None]
-    squares = totals(np.square(wide - means[group]))
+    squares = totals(np.square(wide - means[group]))  # W_n, of residuals: nothing cancels
     shape = (len(counts), *values.shape[1:])
     sizes = (jnp.asarray(a, jnp.result_type(float)) for a in (counts, squares.reshape(shape)))
     return Pooled(held[first[order]], as_floats("means of the outputs of pooled", means.reshape(shape)), *sizes)
@@ -168,6 +168,7 @@ def within_replicates(noise: ArrayLike, counts: ArrayLike, squares: ArrayLike) -
         )
     counts = jnp.broadcast_to(counts, squares.shape[:1])
     runs = counts[:, None] if squares.ndim == 2 else counts
+    # -(c - 1) log(2 pi s^2) / 2 - log(c) / 2
     logs = -0.5 * (runs - 1) * jnp.log(2 * math.pi * jnp.square(noise)) - 0.5 * jnp.log(runs)
-    found = logs - 0.5 * squares / jnp.square(noise)
+    found = logs - 0.5 * squares / jnp.square(noise)  # - W / (2 s^2)
     return found.sum(-1) if squares.ndim == 2 else found

@@ -407,13 +407,14 @@ class Search:
         return float(np.asarray(units.loc)), float(np.asarray(units.scale))
 
     def _data(self, record: Record, units: np.ndarray) -> Data:
-        return Data(*filled_rows(record.X, (record.y - units[0]) / units[1]))
+        return Data(*filled_rows(record.X, (record.y - units[0]) / units[1]))  # (y - loc) / scale
 
     def _near_best(self, record: Record, key: Array) -> np.ndarray:
         """Points (K, q, D) near the best ones so far."""
         order = np.argsort(record.y if self.minimise else -record.y, kind="stable")[: 3 * self.q]
         rng = generator("design.Search", key)
         chosen = record.X[rng.choice(order, (min(_NEAR, self.num_candidates // 2), self.q))]
+        # 1e-3 to 1e-1 of the range
         width = 10.0 ** rng.uniform(-3, -1, (len(chosen), self.q, 1)) * (self.box.high - self.box.low)
         moved = self.box.snapped(chosen + width * rng.normal(size=chosen.shape))
         moved[..., self.box.categories] = chosen[..., self.box.categories]

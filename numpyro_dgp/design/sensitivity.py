@@ -92,9 +92,9 @@ class Integrals(NamedTuple):
         R, S = self.values.shape[:2]
         if S == 1:
             return np.zeros(self.values.shape[2:])
-        both = self.values - self.values.mean(1, keepdims=True) - self.draws + self.mean
-        added = np.square(both).sum((0, 1)) / ((R - 1) * (S - 1)) / R
-        return np.sqrt(np.maximum(self.draws.var(0, ddof=1) - added, 0))
+        both = self.values - self.values.mean(1, keepdims=True) - self.draws + self.mean  # T_rs - T_r. - T_s + T
+        added = np.square(both).sum((0, 1)) / ((R - 1) * (S - 1)) / R  # var_rs / R
+        return np.sqrt(np.maximum(self.draws.var(0, ddof=1) - added, 0))  # var_s T_s - added
 
     def interval(self, level: float = 0.9) -> np.ndarray:
         """The central interval with that share of the draws.
@@ -196,7 +196,7 @@ def unit_points(owner: str, key: Array, num_randomisations: int, num_points: int
         )
     seeds = np.asarray(jax.random.bits(key, (num_randomisations,), jnp.uint32))
     points = [Sobol(dims, seed=int(seed)).random_base2(int(num_points).bit_length() - 1) for seed in seeds]
-    edge = float(jnp.finfo(jnp.result_type(float)).eps) / 2
+    edge = float(jnp.finfo(jnp.result_type(float)).eps) / 2  # quantiles of 0 and 1 may be infinite
     return np.clip(np.stack(points), edge, 1 - edge)
 
 
@@ -359,16 +359,16 @@ def _pick_freeze(
 ) -> tuple[np.ndarray, np.ndarray]:
     """First-order and total indices (S, G) of groups whose columns are marked in ``members`` (G, D)."""
     n, D = A.shape
-    rows = np.stack([A, B, *np.where(members[:, None], B, A)])  # (G + 2, n, D)
+    rows = np.stack([A, B, *np.where(members[:, None], B, A)])  # A, B, A_B of each group: (G + 2, n, D)
     values = function(rows.reshape(-1, D))
     _require_variation(values[:, : 2 * n])
     values = values.astype(float)
     both = values[:, : 2 * n]
-    mean, variance = both.mean(1)[:, None, None], both.var(1)[:, None]
+    mean, variance = both.mean(1)[:, None, None], both.var(1)[:, None]  # of f(A) and f(B)
     values = values.reshape(len(values), -1, n)
-    change = values[:, 2:] - values[:, :1]
-    first = ((values[:, 1:2] - mean) * change).mean(-1) / variance
-    return first, np.square(change).mean(-1) / 2 / variance
+    change = values[:, 2:] - values[:, :1]  # f(A_B) - f(A)
+    first = ((values[:, 1:2] - mean) * change).mean(-1) / variance  # V / var f
+    return first, np.square(change).mean(-1) / 2 / variance  # E / var f
 
 
 def _require_variation(values: np.ndarray) -> None:
@@ -496,7 +496,7 @@ def main_effects(
     for unit in tqdm.tqdm(points, desc="randomisations", disable=not progress_bar):
         rows = np.tile(columns.at(unit), (D, num_values, 1, 1))  # (D, G, n, D)
         for d, line in enumerate(lines):
-            rows[d, :, :, d] = line[:, None]
+            rows[d, :, :, d] = line[:, None]  # x_d = t, the others at the n points
         values = function(rows.reshape(-1, D)).astype(float)
-        found.append(values.reshape(-1, D, num_values, num_points).mean(-1))
+        found.append(values.reshape(-1, D, num_values, num_points).mean(-1))  # E[f | x_d = t]
     return MainEffects(columns.names, lines, Integrals(np.stack(found)))

@@ -178,6 +178,7 @@ class Surrogate:
 
     def _conditional(self, data: Data) -> SVI:
         program, guide = self.at(data)
+        # Steps 2 / (t + 2) end at the mean of the single optima with weights t + 1.
         steps = NaturalGradient(guide, lambda step: 2 / (step + 2), optax.set_to_zero())
         return SVI(program, guide, steps, ELBO(num_particles=self.num_particles))
 
@@ -310,9 +311,9 @@ class IntegratedSurrogate(Surrogate):
             guide_key, model_key = jax.random.split(key)
             given = handlers.substitute(handlers.seed(guide, guide_key), data=dict(params))
             with handlers.block():
-                values = given(*data)
+                values = given(*data)  # u ~ q(u)
                 run = handlers.substitute(handlers.seed(program, model_key), data=values)
-                sites = handlers.trace(run).get_trace(*data)
+                sites = handlers.trace(run).get_trace(*data)  # v ~ p(v | u, y)
             return inspect_program(self.program(data.X), tuple(data), {}).shared_values(sites)
 
         return Compiled(

@@ -206,5 +206,5 @@ class ThompsonSampling(PosteriorAcquisition):
         if values.ndim == 3 or self.output is not None:
             values = values[..., self.column(values)]
         chosen = np.arange(q) if number == q else jax.random.permutation(self.key, number)[:q]
-        total = values[chosen, np.arange(q)].sum()
+        total = values[chosen, np.arange(q)].sum()  # sum_j f_j(x_j)
         return -total if self.minimise else total

@@ -299,7 +299,7 @@ def _tree(source: Source, found: _Found, coords: Mapping[str, Any] | None, dims:
     }
     if of_guide:
         rows = [draws.joint[name] for name in set(known.first.values())]
-        joint = sum((v.reshape(len(v), -1).sum(1) for v in rows), draws.log_p)
+        joint = sum((v.reshape(len(v), -1).sum(1) for v in rows), draws.log_p)  # log p(phi) + sum_n log p(y_n | phi)
         groups["sample_stats"] = by_chain({"lp": joint, "log_q": draws.log_q})
     names = {name: list(of) for name, of in (known.dims | dims).items() if of}
     tree = arviz_base.from_dict(

@@ -100,6 +100,7 @@ class Simulated(NamedTuple):
         count = min(len(rank) for rank in found.values())
         bins = min(10, max(1, count // 5)) if bins is None else bins
         symmetry = {name: _symmetry(rank - num_samples / 2) for name, rank in found.items()}
+        # S + 1 ranks, each in its middle
         uniform = {name: uniformity((rank + 0.5) / (num_samples + 1), bins) for name, rank in found.items()}
         return cls(found, num_samples, symmetry, uniform)
 
@@ -149,7 +150,7 @@ def pit(draws: ArrayLike, y: ArrayLike, key: Array) -> np.ndarray:
     require_finite("draws", samples, "check the fit: NaN in its losses?")
     require_finite("observations y", values, "drop the rows with missing values")
     below, equal = (samples < values).sum(0), (samples == values).sum(0)
-    return (below + np.asarray(jax.random.uniform(key, values.shape)) * (1 + equal)) / (len(samples) + 1)
+    return (below + np.asarray(jax.random.uniform(key, values.shape)) * (1 + equal)) / (len(samples) + 1)  # u_n
 
 
 def coverage(u: ArrayLike, levels: Sequence[float] = (0.5, 0.8, 0.9, 0.95)) -> Coverage:
@@ -181,8 +182,9 @@ def coverage(u: ArrayLike, levels: Sequence[float] = (0.5, 0.8, 0.9, 0.95)) -> C
             f"coverage: expected transforms u in [0, 1] and levels in (0, 1), got {_range(values)} and levels {of}: "
             "u = dgp.diagnostics.pit(draws, y, key)"
         )
+    # Values on the ends of an interval are inside, whatever their rounding.
     share = (np.abs(values[:, None] - 0.5) <= of / 2 * (1 + 1e-12)).mean(0)
-    return Coverage(of, share, np.sqrt(of * (1 - of) / len(values)))
+    return Coverage(of, share, np.sqrt(of * (1 - of) / len(values)))  # binomial: sqrt(a (1 - a) / N)
 
 
 def uniformity(u: ArrayLike, bins: int = 10) -> np.ndarray:
@@ -222,6 +224,7 @@ def uniformity(u: ArrayLike, bins: int = 10) -> np.ndarray:
     columns = np.clip((values.reshape(len(values), -1) * bins).astype(int), 0, bins - 1)
     counts = np.stack([(columns == b).sum(0) for b in range(bins)])
     expected = len(values) / bins
+    # sum_b (N_b - N / B)^2 / (N / B) is chi-square with B - 1 degrees of freedom.
     return chi2.sf(((counts - expected) ** 2 / expected).sum(0), bins - 1).reshape(values.shape[1:])
 
 

@@ -112,9 +112,10 @@ def class_calibration(probs: ArrayLike, y: ArrayLike, *, bins: int = 10, label: 
     came_true = labels == chosen
     index = np.minimum((p * bins).astype(int), bins - 1)
     found = np.unique(index)
+    # By bin: N_b, sum of p, sum of c, and sum of p (1 - p), the variance of the sum of c.
     sums = np.array([[v[index == b].sum() for b in found] for v in (np.ones(len(p)), p, came_true, p * (1 - p))])
     count, variance = sums[0], sums[3]
-    ece = np.abs(sums[2] - sums[1]).sum() / len(p)
+    ece = np.abs(sums[2] - sums[1]).sum() / len(p)  # sum_b |sum_n (c_n - p_n)| / N
     return ClassCalibration(
         sums[1] / count,
         sums[2] / count,
@@ -122,5 +123,5 @@ def class_calibration(probs: ArrayLike, y: ArrayLike, *, bins: int = 10, label: 
         count.astype(int),
         ece,
         np.sqrt(variance.sum()) / len(p),
-        np.sqrt(2 * variance / np.pi).sum() / len(p),
+        np.sqrt(2 * variance / np.pi).sum() / len(p),  # E|N(0, s^2)| = sqrt(2 / pi) s
     )

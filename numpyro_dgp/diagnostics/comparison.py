@@ -256,7 +256,7 @@ def _has_converged(losses: Any) -> Any:
     if size < 10:
         return np.nan
     middle, end = found[5 * size : 6 * size], found[-size:]
-    error = np.sqrt((middle.var() + end.var()) / size)
+    error = np.sqrt((middle.var() + end.var()) / size)  # of the difference of two means
     return bool(middle.mean() - end.mean() <= max(1.0, 2 * error))
 
 
@@ -300,7 +300,7 @@ def _evidence(
     return {
         "evidence": found.lower,
         "evidence_se": found.lower_se,
-        "gap": found.lower - bound,
+        "gap": found.lower - bound,  # below KL[q || p(. | y)], in expectation
         "evidence_upper": found.upper,
     }
 

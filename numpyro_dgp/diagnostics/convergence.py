@@ -79,6 +79,7 @@ class _Conditioned(NamedTuple):
         """The mean at its own inputs, given its values with noise there."""
         if self.values.noise is None:
             return self.given
+        # E[f | y] = y - s^2 (k(X, X) + s^2 I)^-1 (y - m(X))
         residual = self.values.precision_times(self.given - self.values.loc)
         return self.given - jnp.square(self.values.noise) * residual
 
@@ -244,7 +245,7 @@ def _function(site: Message, exact: Mapping[str, _Conditioned]) -> Array | None:
     """The mean under an observed site, of the function where there is one and otherwise of y."""
     fn = unwrap(site["fn"])
     if isinstance(fn, Likelihood):
-        return fn.f_x.loc
+        return fn.f_x.loc  # E[f(h_n) | v, h_n]
     if isinstance(fn, ProcessValues):
         return exact[site["name"]].mean_at_data() if site["name"] in exact else site["value"]
     return None if isinstance(fn, dist.Unit) else _mean(site["fn"])

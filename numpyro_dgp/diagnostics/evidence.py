@@ -100,12 +100,13 @@ def _log_mean(log_weights: np.ndarray) -> float:
 
 def _log_mean_se(log_weights: np.ndarray) -> float:
     weights = _relative(log_weights)
+    # sd(w) / (mean(w) sqrt(C))
     return float(weights.std(ddof=1) / weights.mean() / len(weights) ** 0.5) if len(weights) > 1 else np.nan
 
 
 def _effective(log_weights: np.ndarray) -> float:
     weights = _relative(log_weights)
-    return float(weights.sum() ** 2 / np.square(weights).sum())
+    return float(weights.sum() ** 2 / np.square(weights).sum())  # (sum w)^2 / sum w^2
 
 
 def evidence(
@@ -229,6 +230,7 @@ def evidence(
 
     def from_guide(key: Array, path: Path, adapt: bool) -> Runs:
         start_key, key = jax.random.split(key)
+        # e ~ N(0, I), a draw of the guide
         return run(arrays, jax.random.normal(start_key, (num_chains, flat.size), flat.dtype), path, key, adapt)
 
     @jax.jit
@@ -248,7 +250,7 @@ def evidence(
         )
     if draws is None:
         return Evidence(log_weights, acceptance)
-    reverse = run(arrays, positions(arrays, draws), path.reversed(), down_key, False)
+    reverse = run(arrays, positions(arrays, draws), path.reversed(), down_key, False)  # beta from 1 to 0
     if not np.isfinite(reverse.log_weights).all():
         raise ValueError(
             "evidence: expected samples at which the density of this program is finite, got others: pass "

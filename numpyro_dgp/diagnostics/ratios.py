@@ -143,10 +143,10 @@ def _draw(weighing: _Weighing, key: Array, sample: dict[str, Array], args: Any, 
     log_p = log_q = jnp.zeros(())
     for name, site in sites.items():
         if site["type"] == "sample" and name not in known.local and name not in known.frames:
-            log_p = log_p + total_log_prob(site)
+            log_p = log_p + total_log_prob(site)  # log p(phi)
     for name, site in guide_trace.items():
         if site["type"] == "sample" and name not in known.local:
-            log_q = log_q + total_log_prob(site)
+            log_q = log_q + total_log_prob(site)  # log q(phi)
     values = {n: s["value"] for n, s in sites.items() if is_value(s)} if posterior.guide is not None else sample
 
     def local(key: Array) -> Any:
@@ -155,9 +155,9 @@ def _draw(weighing: _Weighing, key: Array, sample: dict[str, Array], args: Any, 
         return *_data_terms(known, guide_trace, sites), mine
 
     keys = jax.random.split(local_key, copies)
-    target, predictive, ratios, mine = _mapped(local, keys, copies, block)
+    target, predictive, ratios, mine = _mapped(local, keys, copies, block)  # (K, ...)
     for name, several in mine.items():
-        weights = _joint(known, target, ratios)[known.local[name]]
+        weights = _joint(known, target, ratios)[known.local[name]]  # log omega_k
         values[name] = _choose(jax.random.categorical(choice_key, weights, axis=0), several, sites[name])
 
     program = handlers.uncondition(posterior.seeded(posterior.model, data_key))
@@ -174,6 +174,7 @@ def _draw(weighing: _Weighing, key: Array, sample: dict[str, Array], args: Any, 
         alone = {name: list(known.first.values()).count(first) == 1 for name, first in known.first.items()}
         together = {name: summed(name, joint[first]) for name, first in known.first.items()}
         return {
+            # log p(y_a, y_b) - log p(y_b)
             name: together[name] if alone[name] else together[name] - summed(name, joint[first] - terms[name])
             for name, first in known.first.items()
         }, together
@@ -203,7 +204,7 @@ def _data_terms(
         if not sites[name]["is_observed"]:  # all observed sites but factors
             if name not in guide_trace or follows(unwrap(guide_trace[name]["fn"])):
                 continue  # drawn from the model
-            ratio = ratio - scaled_log_prob(guide_trace[name])
+            ratio = ratio - scaled_log_prob(guide_trace[name])  # log p(w) - log q(w)
         ratios[beside] = ratios[beside] + _over(ratio, known.frames[beside])
     return target, predictive, ratios
 

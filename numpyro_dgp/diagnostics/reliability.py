@@ -73,6 +73,7 @@ def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
         )
     columns = values.reshape(len(values), -1)
     equal = np.ptp(columns, axis=0) <= np.minimum(np.sqrt(eps) * (1 + np.abs(columns).max(0)), _ROUNDING)
+    # psislw takes -log w
     shapes = [-np.inf if same else array_stats.psislw(-w)[1] for same, w in zip(equal, columns.T, strict=True)]
     return np.array(shapes, float).reshape(values.shape[1:])
 
@@ -268,11 +269,12 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
     with warnings.catch_warnings():  # the Pareto shapes are in the result
         warnings.filterwarnings("ignore", message="Estimated shape parameter")
         if stats is None or "log_q" not in stats:
+            # ArviZ divides p / q by p(y_n), so that this leaves 1 / p~(y_n).
             log_p, log_q = likelihood - target, 0 * target.sum(target.dims[2:])
             if observations is None:
                 return _loo_of_chains(tree, target)
         else:
-            log_p, log_q = stats["lp"] + likelihood - target, stats["log_q"]
+            log_p, log_q = stats["lp"] + likelihood - target, stats["log_q"]  # p(y_n) / p~(y_n), as above
         if observations is None:
             return arviz_stats.loo_approximate_posterior(tree, log_p, log_q, pointwise=True, var_name=name)
         chosen = np.sort(np.random.default_rng(seed).choice(likelihood.shape[-1], observations, replace=False))

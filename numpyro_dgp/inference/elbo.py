@@ -206,11 +206,13 @@ def _sample_names(sites: Trace) -> list[str]:
 def _divergence(guide_site: Message, model_site: Message, in_order: bool, stratum: Array | None) -> Array:
     """Contribution of a latent site: log q - log p, in closed form where that is exact."""
     q, p = guide_site["fn"], model_site["fn"]
+    # q(h | v) = p(h | v)
     if follows(unwrap(q)):
         return jnp.zeros(())
     if isinstance(model_site["value"], Belief):
         divergence = kl_divergence(model_site["value"], unwrap(p))
         if stratum is not None:
+            # E_q_i log q / q_i
             divergence = divergence + unwrap(q).log_ratio(stratum, guide_site["kwargs"]["rng_key"])  # type: ignore[attr-defined]
         for masked in masks_around(p):
             divergence = jnp.where(masked._mask, divergence, 0.0)
@@ -222,7 +224,7 @@ def _divergence(guide_site: Message, model_site: Message, in_order: bool, stratu
             return jnp.sum(scale_and_mask(known_divergence(q, p), guide_site["scale"]))
         except NotImplementedError:
             pass
-    return total_log_prob(guide_site) - total_log_prob(model_site)
+    return total_log_prob(guide_site) - total_log_prob(model_site)  # one draw of log q - log p
 
 
 @kl_divergence.register(FunctionValues, dist.Normal)

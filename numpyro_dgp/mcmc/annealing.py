@@ -65,7 +65,7 @@ class Runs(NamedTuple):
 def first_path(temperatures: int, size: int, dtype: jnp.dtype) -> Path:
     """A path for a trial run, from 0 to 1: more temperatures near the standard normal, step sizes that suit it."""
     betas = jnp.linspace(0, 1, temperatures + 1, dtype=dtype) ** 3
-    return Path(betas, jnp.full(temperatures + 1, max(size, 1) ** -0.25, dtype))
+    return Path(betas, jnp.full(temperatures + 1, max(size, 1) ** -0.25, dtype))  # D^-1/4, as acceptance asks
 
 
 def tuned(path: Path, trial: Runs) -> Path:
@@ -83,11 +83,12 @@ def tuned(path: Path, trial: Runs) -> Path:
     finite = np.where(np.isfinite(log_ratios), log_ratios, np.nan)
     finite[np.isnan(finite).all(1)] = 0.0
     low, high = np.nanquantile(finite, [0.16, 0.84], axis=1)
+    # sd[L] (beta_t+1 - beta_t), from the quantiles of a Gaussian at -1 and +1 sd
     length = 0.5 * (high - low) * np.diff(betas)
     even = 1 / len(length)
     share = (1 - _EVEN) * length / length.sum() + _EVEN * even if length.sum() > 0 else np.full(len(length), even)
     reached = np.concatenate([[0.0], np.cumsum(share) / share.sum()])
-    new = np.interp(np.linspace(0, 1, len(betas)), reached, betas)
+    new = np.interp(np.linspace(0, 1, len(betas)), reached, betas)  # equal shares of the length
     steps = np.exp(np.interp(new, betas[:-1], np.log(np.asarray(trial.step_sizes, float))))
     return Path(jnp.asarray(new, path.betas.dtype), jnp.asarray(steps, path.step_sizes.dtype))
 
@@ -107,7 +108,7 @@ class _Sum(NamedTuple):
     lost: Array
 
     def plus(self, term: Array) -> _Sum:
-        term = term - self.lost
+        term = term - self.lost  # Kahan's sum
         value = self.value + term
         return _Sum(value, (value - self.value) - term)
 
@@ -129,8 +130,8 @@ def anneal(log_ratio: LogRatio, path: Path, starts: Array, key: Array, leapfrogs
         first, beta, after, step_size, key = at
         step_size = step_size * jnp.exp(shift)
         state, accepted = _transition(log_ratio, state, key, beta, step_size, leapfrogs, first)
-        weights = weights.plus((after - beta) * state.log_ratio)
-        shift = jnp.where(adapt & ~first, shift + _GAIN * (accepted - _ACCEPTANCE), shift)
+        weights = weights.plus((after - beta) * state.log_ratio)  # log w
+        shift = jnp.where(adapt & ~first, shift + _GAIN * (accepted - _ACCEPTANCE), shift)  # log step size
         return (state, weights, shift), (accepted, state.log_ratio, step_size)
 
     chains, temperatures = len(starts), len(path.betas) - 1
@@ -159,13 +160,15 @@ def _transition(
     steps = jnp.where(first, 0.0, steps)
 
     def force(at: _State) -> Array:
-        return beta * at.slope - at.position
+        return beta * at.slope - at.position  # grad log p_beta
 
     def log_density(at: _State, momentum: Array) -> Array:
+        # log p_beta(z) N(momentum)
         return beta * at.log_ratio - 0.5 * (jnp.square(at.position) + jnp.square(momentum)).sum(1)
 
     def leap(_: int, carry: tuple[_State, Array]) -> tuple[_State, Array]:
         at, momentum = carry
+        # Leapfrog: half a kick, a drift, half a kick.
         momentum = momentum + 0.5 * steps * force(at)
         position = at.position + steps * momentum
         value, slope = log_ratio(position)
@@ -174,7 +177,7 @@ def _transition(
 
     new, end = jax.lax.fori_loop(0, jnp.where(first, 1, leapfrogs), leap, (state, momentum))
     change = log_density(new, end) - log_density(state, momentum)
-    accept = jnp.exp(jnp.minimum(jnp.where(jnp.isnan(change), -jnp.inf, change), 0.0))
+    accept = jnp.exp(jnp.minimum(jnp.where(jnp.isnan(change), -jnp.inf, change), 0.0))  # min(1, e^change)
     taken = first | (jax.random.uniform(accept_key, (chains,), dtype) < accept)
     chosen = jax.tree.map(lambda a, b: jnp.where(taken.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, state)
     return chosen, accept.mean()

@@ -139,7 +139,7 @@ class NonCentered(Reparam):
                 f"got {white.shape}, those of the data of the chain: predict by dgp.Posterior(model, "
                 "samples=mcmc.get_samples()), which draws them anew for new data"
             )
-        return None, values.from_white(white)
+        return None, values.from_white(white)  # mu + L e
 
 
 def for_mcmc(

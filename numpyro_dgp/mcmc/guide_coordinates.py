@@ -127,10 +127,12 @@ def run_in_coordinates(
             model(*args, **kwargs)
         finish()
     _require_drawn(sites, values)
+    # Where q is the model's own conditional, p / q is one.
     same = {name for name, site in drawn.items() if follows_model(site)}
+    # log p(T(e), y)
     log_p = sum(total_log_prob(site) for name, site in sites.items() if site["type"] == "sample" and name not in same)
-    log_q = sum(total_log_prob(site) for name, site in drawn.items() if name not in same)
-    numpyro.factor(LOG_RATIO, log_p - log_q)
+    log_q = sum(total_log_prob(site) for name, site in drawn.items() if name not in same)  # log q(T(e))
+    numpyro.factor(LOG_RATIO, log_p - log_q)  # the white sites have N(e; 0, I)
     for name, site in sites.items():
         latent = site["type"] == "sample" and not site["is_observed"]
         if latent or site["type"] == "deterministic":

@@ -62,12 +62,14 @@ class Integrate(Messenger):
             return
         name, fn = msg["name"], unwrap(msg["fn"])
         if name in self.layers:
+            # (Phi, b, c) do not depend on it
             msg["value"] = jnp.zeros(fn.event_shape, fn.dtype)  # type: ignore[attr-defined]
             self.scalar[name] = len(fn.event_shape) == 1
             hide(msg)
         elif isinstance(fn, Likelihood) and (layer := getattr(fn.f_x.function, "site", None)) in self.layers:
             use = use_of_likelihood(fn, msg)
             found = use.quadratic((None,) * use.inputs.shape[-1], {}, None)
+            # log p(y | v) = c + b'v - v' Phi v / 2, summed over likelihoods
             before = self.quadratics.get(layer)
             self.quadratics[layer] = found if before is None else before.plus(found)
             hide(msg)
@@ -98,8 +100,8 @@ class Integrate(Messenger):
             )
         for i, (name, total) in enumerate(self.quadratics.items()):
             key = jax.random.fold_in(_key_of(self.position), i)
-            numpyro.factor(name + _FACTOR, total.resolved_bound().sum())
-            numpyro.deterministic(name, optimal_belief(total, self.scalar[name]).sample(key))
+            numpyro.factor(name + _FACTOR, total.resolved_bound().sum())  # log int N(v; 0, I) p(y | v) dv
+            numpyro.deterministic(name, optimal_belief(total, self.scalar[name]).sample(key))  # v ~ p(v | y)
 
 
 def integrated_in(sites: Trace) -> frozenset[str]:
@@ -112,6 +114,7 @@ def _key_of(arrays: list[Array]) -> Array:
     wide = [a if a.dtype.itemsize >= 4 else a.astype(jnp.float32) for a in arrays]
     words = jnp.concatenate([jax.lax.bitcast_convert_type(a, jnp.uint32).reshape(-1) for a in wide])
     factors = jax.random.bits(jax.random.key(0), (2, words.size), jnp.uint32)
+    # sum_i c_i w_i mod 2^32, twice
     return jax.random.wrap_key_data((factors * words).sum(1, dtype=jnp.uint32), impl="threefry2x32")
 
 

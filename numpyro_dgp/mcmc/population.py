@@ -138,11 +138,11 @@ def populate(
 
         def energy(z: dict[str, Array]) -> Array:
             prior, likelihood = log_ratios(z["z"])
-            return 0.5 * jnp.square(z["z"]).sum() - prior - beta * likelihood
+            return 0.5 * jnp.square(z["z"]).sum() - prior - beta * likelihood  # -log p_beta(z)
 
         def move(carry: tuple[Array, Array], at: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], Array]:
             (z, before), (moving, bracket, key) = carry, at
-            given: Any = {"z": _Some(jnp.where(moving > 0, 0.0, z), moving)}
+            given: Any = {"z": _Some(jnp.where(moving > 0, 0.0, z), moving)}  # other blocks stay at z
             new, after, tries = elliptical_slice(key, {"z": z}, before, energy, given, _MOST_TRIES, bracket)
             return (new["z"], after), tries
 
@@ -169,7 +169,7 @@ def populate(
             points,
             begin,
             _energies(begin, prior, likelihood, weighed),
-            jnp.minimum(_WIDER * jnp.exp(widths.mean((0, 1))), math.tau),
+            jnp.minimum(_WIDER * jnp.exp(widths.mean((0, 1))), math.tau),  # twice their geometric mean
             weighed.beta,
             state.log_evidence + weighed.log_mean,
             state.variance + weighed.variance,
@@ -179,7 +179,7 @@ def populate(
 
     count = len(jax.tree.leaves(seeds)[0])
     prior, likelihood = each(lambda seed: log_ratios(draw(seed)), seeds, count)
-    least = _SHARE * min(1.0, num_points / count)
+    least = _SHARE * min(1.0, num_points / count)  # half of P effective weights, of more draws
     weighed = _weigh(first_key, prior, likelihood, jnp.zeros_like(likelihood[0]), chains, 1, least)
     begin = each(draw, jax.tree.map(lambda rows: rows[weighed.chosen], seeds), chains)
     energies = _energies(begin, prior, likelihood, weighed)
@@ -222,10 +222,12 @@ def _weigh(
     likelihood = jnp.where(jnp.isfinite(prior + likelihood), likelihood, -jnp.inf)
     step = _next_step(likelihood, beta, least)
     log_weights = jnp.where(jnp.isfinite(likelihood), step * likelihood, -jnp.inf)
-    log_mean = logsumexp(log_weights) - math.log(count)
-    weights = jnp.exp(log_weights - log_mean)
+    log_mean = logsumexp(log_weights) - math.log(count)  # log mean e^(step l)
+    weights = jnp.exp(log_weights - log_mean)  # of mean one
+    # Systematic draws: equally spaced ranks, one random shift for all.
     ranks = jnp.arange(chains) + jax.random.uniform(key, dtype=weights.dtype)
     chosen = jnp.searchsorted(jnp.cumsum(weights), ranks * (weights.sum() / chains)).clip(0, count - 1)
+    # var[log mean w] = var[mean w] / (mean w)^2, with the mean over one chain as one number
     independent = weights.reshape(-1, together).mean(1)
     variance = independent.var() / len(independent)
     return _Weighed(jnp.where(step >= 1 - beta, 1.0, beta + step), chosen, log_mean, variance)
@@ -238,7 +240,7 @@ def _energies(begin: Array, prior: Array, likelihood: Array, weighed: _Weighed) 
 
 def _log_width(brackets: Array, tries: Array) -> Array:
     """The logarithm of the angle that a slice has, about, from the bracket that a move began with and its tries."""
-    return jnp.log(brackets) + (tries - 1) * math.log(_LEFT)
+    return jnp.log(brackets) + (tries - 1) * math.log(_LEFT)  # bracket 0.63^(tries - 1)
 
 
 def _next_step(likelihood: Array, beta: Array, least: float) -> Array:
@@ -249,7 +251,7 @@ def _next_step(likelihood: Array, beta: Array, least: float) -> Array:
     def share(step: Array) -> Array:
         """The effective number of weights over the number of points that can have one."""
         weights = jnp.where(possible, jnp.exp(step * relative), 0.0)
-        return jnp.square(weights.sum()) / jnp.square(weights).sum() / possible.sum()
+        return jnp.square(weights.sum()) / jnp.square(weights).sum() / possible.sum()  # (sum w)^2 / sum w^2 / P
 
     def halve(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bracket
@@ -305,6 +307,6 @@ def evidence_of_runs(log_evidence: np.ndarray, variance: np.ndarray) -> tuple[fl
         variance: of these, as runs see it themselves, :math:`v_r` (R,).
     """
     weights, runs = softmax(log_evidence), len(log_evidence)
-    between = np.square(runs * weights - 1).sum() / max(runs * (runs - 1), 1)
+    between = np.square(runs * weights - 1).sum() / max(runs * (runs - 1), 1)  # var[Z_r] / (R Z^2)
     error = math.sqrt((np.square(weights) * variance).sum() + between)
     return float(scipy_logsumexp(log_evidence)) - math.log(runs), error

@@ -98,10 +98,11 @@ def adapt(state: Adaptation, first: Array, second: Array) -> Adaptation:
         return old + weight * (new - old)
 
     return Adaptation(
+        # longer where noise, not the mean, makes the square
         1 + state.window * (1 - jnp.square(state.mean) / state.square),
         towards(state.mean, first),
         towards(state.square, jnp.square(first)),
-        towards(state.noise, 0.5 * jnp.square(first - second)),
+        towards(state.noise, 0.5 * jnp.square(first - second)),  # E (g - g')^2 / 2 = Var g
     )
 
 
@@ -123,7 +124,7 @@ def heat(mass: ArrayLike, noise: ArrayLike, step_size: float, friction: float) -
         >>> print(heat(jnp.ones(1), jnp.array([100.0]), 0.01, 0.05).round(4))
         0.0975
     """
-    return step_size**2 * (2 - friction) / (4 * friction) * jnp.sum(noise / mass)
+    return step_size**2 * (2 - friction) / (4 * friction) * jnp.sum(noise / mass)  # kappa = step_size^2 / mass
 
 
 def step(
@@ -174,10 +175,11 @@ def step(
     Source: Chen et al. (2014), equation 15, in the splitting of Leimkuhler and Matthews (2013), BAOAB.
     """
     kept = 1 - friction
-    variance = step_size**2 / mass
-    velocity = velocity - variance * gradient
-    position = position + 0.5 * velocity
+    variance = step_size**2 / mass  # kappa
+    velocity = velocity - variance * gradient  # kick
+    position = position + 0.5 * velocity  # half a drift
     noise = jax.random.normal(key, position.shape, position.dtype)
+    # Variance kappa stays: (1 - alpha)^2 kappa + (1 - (1 - alpha)^2) kappa.
     velocity = kept * velocity + jnp.sqrt((1 - kept**2) * variance) * noise
     return position + 0.5 * velocity, velocity
 
@@ -424,7 +426,7 @@ class SGHMC(ProgramKernel):
         scales = self.step_size, self.friction
         moved, velocity = step(noise_key, position, state.velocity, slope, mass, *scales)
         draws = state.draws + ~warm
-        now = jnp.mean(jnp.square(velocity) * mass) / self.step_size**2
+        now = jnp.mean(jnp.square(velocity) * mass) / self.step_size**2  # mean velocity^2 / kappa
         sound = jnp.isfinite(energy) & jnp.isfinite(moved).all()
         proposed = SGHMCState(
             unravel(moved),

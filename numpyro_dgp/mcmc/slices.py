@@ -73,26 +73,30 @@ def elliptical_slice(
 
     def square(x: Block) -> Array:
         """Squared length in units of the Gaussian."""
+        # x' C^-1 x
         return sum(2 * (_log_prob(priors[n], mean[n]) - _log_prob(priors[n], mean[n] + x[n])) for n in x)  # type: ignore[return-value]
 
     here, there = square(along), square(across)
-    both = (square(jax.tree.map(jnp.add, along, across)) - here - there) / 2
+    both = (square(jax.tree.map(jnp.add, along, across)) - here - there) / 2  # along' C^-1 across
 
     def at(angle: Array) -> tuple[Block, Array]:
         """The point at an angle, and its log density under the Gaussian but for a constant."""
         cos, sin = jnp.cos(angle), jnp.sin(angle)
         point = {name: mean[name] + cos * along[name] + sin * across[name] for name in z}
-        return point, -0.5 * (cos**2 * here + 2 * cos * sin * both + sin**2 * there)
+        return point, -0.5 * (cos**2 * here + 2 * cos * sin * both + sin**2 * there)  # -|cos along + sin across|^2 / 2
 
+    # log u L(z): log L(z) = -energy + (z - m)' C^-1 (z - m) / 2, and -log u is Exp(1).
     height = 0.5 * here - energy - jax.random.exponential(height_key, dtype=energy.dtype)
     place, first = jax.random.uniform(angle_key, (2,), energy.dtype) * bracket
 
     def search(s: _Search) -> _Search:
         point, gaussian = at(s.angle)
         proposed = density(point)
+        # Angle 0, the current point, stays inside.
         low, high = jnp.where(s.angle < 0, s.angle, s.low), jnp.where(s.angle < 0, s.high, s.angle)
         key, angle_key = jax.random.split(s.key)
         inside = low + (high - low) * jax.random.uniform(angle_key, dtype=energy.dtype)
+        # log L at the proposal is -proposed - gaussian.
         return _Search(key, inside, low, high, point, proposed, s.tries + 1, -proposed - gaussian > height)
 
     low = place - bracket
@@ -217,7 +221,7 @@ def _slice(
 ) -> tuple[Array, Array, Array]:
     """One move of a single number: the new value, its energy, and the number of evaluations."""
     height_key, place_key, steps_key, loop_key = jax.random.split(key, 4)
-    level = energy + jax.random.exponential(height_key, dtype=energy.dtype)
+    level = energy + jax.random.exponential(height_key, dtype=energy.dtype)  # -log u p(z)
     first = value - width * jax.random.uniform(place_key, dtype=value.dtype)
     # The number of steps is limited and divided between both sides at random, which keeps the move reversible.
     left = jnp.floor(_MOST_STEPS * jax.random.uniform(steps_key)).astype(int)

@@ -102,7 +102,7 @@ class Trajectories:
     def move(
         self, key: Array, state: TrajectoryState, z: Block, energy: Array, given: BlockTarget
     ) -> tuple[TrajectoryState, Block, Array]:
-        energy, slope = jax.value_and_grad(given.density)(z)
+        energy, slope = jax.value_and_grad(given.density)(z)  # anew: other blocks have moved
         here = state.hmc._replace(z=z, potential_energy=energy, z_grad=slope, rng_key=key)
         there = self.step(here, model_args=(given.density,))
         gradients = jnp.asarray(there.num_steps + 1, state.gradients.dtype)

@@ -70,13 +70,13 @@ def _to(target: Coordinates, m: Array, R: Array, ops: Any) -> Pair:
     if target == "mean/sqrt":
         return m, R
     if target == "expectation":
-        return m, ops.gram(R) + ops.outer(m)
+        return m, ops.gram(R) + ops.outer(m)  # m, Sigma + m m'
     if target.startswith("mean"):
         covariance = ops.gram(R)
         return m, ops.log(covariance) if target == "mean/log" else covariance
-    back = ops.transpose(ops.inverse(R))
-    first = ops.apply(back, ops.apply(ops.transpose(back), m))
-    half = 0.5 * ops.gram(back)
+    back = ops.transpose(ops.inverse(R))  # R^-T: back back' = Sigma^-1
+    first = ops.apply(back, ops.apply(ops.transpose(back), m))  # Sigma^-1 m
+    half = 0.5 * ops.gram(back)  # Sigma^-1 / 2
     if target == "natural":
         return first, -half
     return first, ops.root(half) if target == "natural/sqrt" else ops.log(half)
@@ -87,12 +87,12 @@ def _from(source: Coordinates, first: Array, second: Array, ops: Any) -> Pair:
     if source == "mean/sqrt":
         return first, ops.positive(second)
     if source == "expectation":
-        return first, ops.root(second - ops.outer(first))
+        return first, ops.root(second - ops.outer(first))  # m, root of (Sigma + m m') - m m'
     if source.startswith("mean"):
         return first, ops.root(ops.exp(second) if source == "mean/log" else second)
     half = {"natural": lambda a: -a, "natural/sqrt": ops.gram, "natural/log": ops.exp}[source](second)
-    R = ops.inverse_root(2 * half)
-    return ops.apply(R, ops.apply(ops.transpose(R), first)), R
+    R = ops.inverse_root(2 * half)  # 2 half = Sigma^-1
+    return ops.apply(R, ops.apply(ops.transpose(R), first)), R  # m = Sigma (Sigma^-1 m)
 
 
 def require_coordinates(owner: str, name: str) -> None:
@@ -168,6 +168,7 @@ def natural_gradient(
 
     Source: Salimbeni (2020), equation 3.10.
     """
+    # (d xi / d theta) (d loss / d eta)
     return jax.jvp(lambda t: convert(t, "natural", coordinates, diagonal=diagonal), (natural,), (slope,))
 
 
@@ -196,13 +197,15 @@ def natural_step(
     """
     ops = DiagonalOperations if diagonal else DenseOperations
     (m, R), (slope_m, slope_R) = pair, gradient
+    # e = R^-1 (v - m) has mean 0 and covariance V = I, where derivatives by (mean, V) are those by eta.
     slope = ops.apply(ops.transpose(R), slope_m), ops.slope_of_gram(R, slope_R)
-    start = jnp.zeros_like(m), ops.like_identity(-0.5, R)
+    start = jnp.zeros_like(m), ops.like_identity(-0.5, R)  # N(0, I) in natural coordinates
     point, direction = natural_gradient(start, slope, coordinates, diagonal=diagonal)
     ends: tuple[tuple[int, ...], ...] = ((), ()) if diagonal else ((-1,), (-2, -1))  # axes of one Gaussian
     sizes = [jnp.expand_dims(step_size, axes) for axes in ends]
-    moved = point[0] - sizes[0] * direction[0], point[1] - sizes[1] * direction[1]
+    moved = point[0] - sizes[0] * direction[0], point[1] - sizes[1] * direction[1]  # xi - gamma nabla
     shift, factor = convert(moved, coordinates, "mean/sqrt", diagonal=diagonal)
+    # v = m + R (shift + factor e)
     return m + ops.apply(R, shift), ops.product(R, factor)
 
 
@@ -527,7 +530,7 @@ class NaturalGradient(_NumPyroOptim):
             new[site.loc], new[site.scale], halved = _step(
                 site,
                 (params[site.loc], params[site.scale]),
-                (gradient[site.loc] / site.plate_scale, gradient[site.scale] / site.plate_scale),
+                (gradient[site.loc] / site.plate_scale, gradient[site.scale] / site.plate_scale),  # of one datum
                 self.schedule(count),
                 self.coordinates,
             )
@@ -556,6 +559,7 @@ def _step(
     diagonal = site.diagonal
     transform = biject_to(site.constraint)
     pair = free[0], transform(free[1])
+    # d loss / dR = (d free / dR)' d loss / d free
     _, pull = jax.vjp(transform.inv, pair[1])
     slope = gradient[0], pull(gradient[1])[0]
 

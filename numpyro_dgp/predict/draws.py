@@ -60,10 +60,11 @@ def over_draws(function: Callable[..., Any], draws: Any, rows: int, dtype: Any, 
     def of_draw(draw: Any) -> Any:
         return jax.tree.unflatten(structure, jaxpr_as_fun(traced)(*jax.tree.leaves(draw)))
 
+    # No result reads the key or the draw: all draws are the same.
     if not any(dce_jaxpr(traced.jaxpr, [True] * len(leaves))[1]):
         once = of_draw(jax.tree.map(lambda a: a[0], draws))
         return jax.tree.map(lambda a: jnp.broadcast_to(a, (total if every else 1, *a.shape)), once)
-    least = -(-total // max(1, rows_in_cache(dtype) // rows))
+    least = -(-total // max(1, rows_in_cache(dtype) // rows))  # blocks whose draws times rows fit the cache
     # Blocks of one size make one loop: what is left over would be compiled once more.
     count = next((c for c in range(least, 2 * least) if total % c == 0), least)
     return jax.lax.map(of_draw, draws, batch_size=-(-total // count))

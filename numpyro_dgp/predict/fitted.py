@@ -116,8 +116,10 @@ class Conditioned(Messenger):
             return
         here: Any = unwrap(msg["fn"])
         fit = self.known[msg["name"]]
+        # p(f(x) | f(X) + s e = values), s the noise in the values of the fit
         given, noise = here.function.condition(fit.inputs, fit.values, noise=fit.noise), here.noise
         if fit.observed and noise is not None:
+            # The noise of a new y is in the likelihood: predict_function is without it.
             msg["fn"] = Likelihood(given(here.inputs), _noisy(noise, here.function.outputs))
         else:
             msg["fn"] = given(here.inputs, noise=noise)

@@ -57,6 +57,7 @@ def jointly_of(
     f_x = observed_function(_OWNER, unwrap(sites[target.site or ""]["fn"]), target.site)
     covariances, priors = _covariances(f_x)
     one = f_x.event_dim == 0
+    # The diagonal holds the variances of predict_function.
     covariances = set_diagonal(covariances, f_x.variance[None] if one else f_x.variance.mT)
     return JointMixture(f_x.loc, covariances[0], priors[0]) if one else JointMixture(f_x.loc, covariances, priors)
 
@@ -84,6 +85,7 @@ def _functions_below(
 def _covariances(f_x: FunctionValues) -> tuple[Array, Array]:
     """Covariances of function values and of those of their prior, each (P, N, N)."""
     if isinstance(f_x, MixedValues):
+        # Cov (W g)_p = sum_q W_pq^2 C_q
         return tuple(einsum("pq,qnm->pnm", jnp.square(f_x.W), C) for C in _covariances(f_x.functions))  # type: ignore[return-value]
     if isinstance(f_x, SeveralValues):
         sites = [getattr(part.function, "site", None) for part in f_x.parts]
@@ -101,8 +103,9 @@ def _covariances(f_x: FunctionValues) -> tuple[Array, Array]:
             f"{_OWNER}: expected a function with inducing values, such as on dgp.Points(Z), at N rows under the "
             f"Likelihood, got {got} at values of shape {f_x.batch_shape}: its values have no joint covariance here"
         )
+    # Cov[f(x)] (P, N, N), v integrated where q(v) is Gaussian
     joint, N = function.joint(x, noise=noise).covariance, len(x)
-    prior = function.covariance(x) + noise_covariance(noise, N, joint.dtype)
+    prior = function.covariance(x) + noise_covariance(noise, N, joint.dtype)  # k(X, X) + s^2 I
     shape = function.outputs or 1, N, N
     return jnp.broadcast_to(joint, shape), jnp.broadcast_to(prior, shape)
 

@@ -381,12 +381,12 @@ class Posterior(FunctionPredictions):
 
 def _mean_probabilities(p: Array) -> Array:
     p = p.mean(0)
-    return p / p.sum(-1, keepdims=True)
+    return p / p.sum(-1, keepdims=True)  # quadrature may miss one by a little
 
 
-_MOMENTS = Quantity(quantities.moments_of)
-_DENSITIES = Quantity(quantities.densities_of, finish=log_mean_exp, observations=1)
-_PROBABILITIES = Quantity(quantities.probabilities_of, finish=_mean_probabilities)
+_MOMENTS = Quantity(quantities.moments_of)  # mu_s and sigma_s^2
+_DENSITIES = Quantity(quantities.densities_of, finish=log_mean_exp, observations=1)  # log (1/S) sum_s p_s(y)
+_PROBABILITIES = Quantity(quantities.probabilities_of, finish=_mean_probabilities)  # (1/S) sum_s p_s(y = k)
 _FUNCTION = Quantity(quantities.function_of)
 _DRAWS = Quantity(quantities.draws_of)
 _HIDDEN = Quantity(quantities.hidden_of, needs_site=False)

@@ -278,8 +278,9 @@ def at_uncertain_inputs(
             f"{float(variance.min())} as the smallest: it is the square of the error, 0 for none"
         )
     columns = X.shape[1:]
-    points = sobol_points(1 << (num_samples - 1).bit_length(), 0, math.prod(columns))[:num_samples]
-    shift = jax.random.uniform(jax.random.fold_in(key, 0), points.shape[1:], X.dtype)
+    points = sobol_points(1 << (num_samples - 1).bit_length(), 0, math.prod(columns))[:num_samples]  # t (S, D)
+    shift = jax.random.uniform(jax.random.fold_in(key, 0), points.shape[1:], X.dtype)  # u
+    # Phi^-1((t + u) mod 1) (S, D)
     errors = shifted_normals(jnp.asarray(points, X.dtype), shift).reshape(num_samples, *columns)
     moved = quantity._replace(of_draw=_at_moved, settings=(quantity,), observations=place + 1)
     return moved, (*args[:place], safe_sqrt(variance), *args[place:]), {_ERRORS: errors}

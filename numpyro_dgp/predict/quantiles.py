@@ -88,12 +88,12 @@ class Levels:
 
     def _of_labels(self, found: _Labels) -> Array:
         """The first label that at most it has at least this probability."""
-        below = found.probabilities.mean(0).cumsum(-1)
-        reached = [(below < q * below[..., -1:]).sum(-1) for q in self.q]
+        below = found.probabilities.mean(0).cumsum(-1)  # P(y <= k), averaged over draws
+        reached = [(below < q * below[..., -1:]).sum(-1) for q in self.q]  # the first k with P(y <= k) >= q
         return found.first[0] + jnp.stack(reached)
 
     def _of_draws(self, y: Array) -> Array:
         """The smallest of all draws that at least a part q of them does not exceed: whole for counts."""
         together = jnp.sort(jnp.moveaxis(y, 0, -1).reshape(*y.shape[1:-1], -1), -1)
-        places = [math.ceil(q * together.shape[-1]) - 1 for q in self.q]
+        places = [math.ceil(q * together.shape[-1]) - 1 for q in self.q]  # the ceil(q n)-th of n
         return jnp.moveaxis(together[..., np.array(places)], -1, 0)

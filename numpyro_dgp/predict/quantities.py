@@ -89,7 +89,7 @@ def label_probabilities(owner: str, fn: Any) -> Array:
     fn = fn.everywhere() if isinstance(fn, Likelihood) else fn
     values = labels(owner, fn)
     y = jnp.broadcast_to(values.reshape(-1, *(1,) * len(fn.batch_shape)), (len(values), *fn.batch_shape))
-    return jnp.moveaxis(jnp.exp(_log_density(fn, y)), 0, -1)
+    return jnp.moveaxis(jnp.exp(_log_density(fn, y)), 0, -1)  # E p(y = k | v), k last
 
 
 def function_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Mixture:
@@ -137,7 +137,7 @@ def functions_of(
     last = sites[target.site or ""]
     f_x: Any = getattr(unwrap(last["fn"]), "f_x", None)
     values = hidden_values(sites)
-    return values if f_x is None else {**values, last["name"]: f_x.loc}
+    return values if f_x is None else {**values, last["name"]: f_x.loc}  # given a whole function, its value
 
 
 def _observed(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Message:

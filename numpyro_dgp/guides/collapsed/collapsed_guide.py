@@ -194,6 +194,7 @@ class Collapsed(Guide):
             self.model(*args, **kwargs)
         known, values = _posteriors(guide_sites)
         values |= companion
+        # The program at v = 0 and at the means t of Gaussian values; everything else at its draw.
         with hidden, handlers.trace() as sites, handlers.seed(rng_seed=key), handlers.substitute(data=values):
             self.model(*args, **kwargs)
         params = {name: site["value"] for name, site in sites.items() if site["type"] == "param"}
@@ -211,6 +212,7 @@ class Collapsed(Guide):
             return {name: use.leaves() for name, use in uses_of(run(inducing), known).items()}
 
         inducing = {n: values[n] for n, s in sites.items() if s["type"] == "sample" and site_kind(s) == "inducing"}
+        # (Phi, b, c) of one layer must not move with the v of another: E[log p] would not be quadratic.
         if moved := moved_by(layers, inducing):
             raise ValueError(
                 f"Collapsed: expected inducing inputs, kernels and noise that do not depend on the inducing values of "
@@ -239,6 +241,7 @@ class Collapsed(Guide):
         for name, site in sites.items():
             if site["type"] != "sample" or site_kind(site) != "inducing" or name in beliefs:
                 continue
+            # E[log p] = c + b'v - v' Phi v / 2, summed over all uses of the function.
             mine = [use.quadratic(columns[n], known, self.integrate) for n, use in uses.items()
                     if use.function.site == name]  # fmt: skip
             if not mine:
@@ -246,6 +249,7 @@ class Collapsed(Guide):
             total = mine[0]
             for more in mine[1:]:
                 total = total.plus(more)
+            # A prior that counts beta times: E[log p] - beta KL = beta (E[log p] / beta - KL).
             beta = 1.0 if site["scale"] is None else site["scale"]
             total = total.over(beta)
             beliefs[name] = optimal_belief(total, scalar=len(unwrap(site["fn"]).event_shape) == 1)
@@ -253,6 +257,7 @@ class Collapsed(Guide):
             done.append(name)
         for name, use in uses.items():
             if name not in followed and name in known and isinstance(unwrap(guide_sites[name]["fn"]), FunctionValues):
+                # H[q(h_n)] = log(2 pi e Omega_n) / 2; E[log N(h; f, s^2)] is in the quadratic of v.
                 entropy = 0.5 * jnp.log(2 * jnp.pi * jnp.e * use.target_variance)
                 bound = bound + (use.weights * entropy).sum()
         drawn = {n: s["value"] for n, s in guide_sites.items() if s["type"] == "sample" and n not in beliefs | followed}

@@ -146,27 +146,29 @@ def followed_layers(
 def _optimum(
     inducing: str, use: Use, columns: tuple[Column, ...], known: dict[str, Gaussian], integrate: Integrate, beta: Any
 ) -> FollowedLayer:
+    # (Phi, b, c) of the layer with h at its mean; Omega enters through r.
     exact = dataclasses.replace(use, target_variance=jnp.zeros_like(use.target))
     data, features = exact.statistics(columns, known, integrate)
     noise = jnp.broadcast_to(use.noise, use.target.shape)
-    ratio = use.target_variance
+    ratio = use.target_variance  # r = Omega / s^2 (N, P): the variance of FollowingValues
 
     def output(data: Quadratic, features: Array, noise: Array, ratio: Array) -> Any:
         return follow(data, features, noise, ratio, weights=use.weights[:, 0] / beta)
 
+    # E[log p] - beta KL = beta (E[log p] / beta - KL): quadratic and weights of data over beta.
     each = None if data.Phi.ndim == 2 else 0
     tempered = data.over(beta)
     axes = (Quadratic(each, 0, 0, 0), each, 1, 1)  # type: ignore[arg-type]
     optimum = jax.vmap(output, axes)(tempered, features, noise, ratio)
-    shift = use.target - einsum("pnm,pm->np", optimum.weights, optimum.loc)
+    shift = use.target - einsum("pnm,pm->np", optimum.weights, optimum.loc)  # t = E[h] - T m
     scalar = use.function.outputs is None
     take = lambda a: a[0] if scalar else a  # noqa: E731
     return FollowedLayer(
         inducing=inducing,
         belief=FullBelief(take(optimum.loc), take(optimum.scale_tril)),
         bound=beta * optimum.bound.sum(),
-        marginal=Gaussian(use.target, optimum.marginal_variance.T),
+        marginal=Gaussian(use.target, optimum.marginal_variance.T),  # Omega + T Sigma T'
         weights=optimum.weights,
         shift=shift,
-        variance=ratio * jnp.square(noise),
+        variance=ratio * jnp.square(noise),  # Omega = r s^2
     )

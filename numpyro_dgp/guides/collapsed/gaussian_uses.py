@@ -154,14 +154,14 @@ class SharedBelief(Belief):
         super().__init__((), jnp.shape(loc), validate_args=False)
 
     def from_white(self, white: Array) -> Array:
-        return self.loc + matmul(white, self.scale_tril.T)
+        return self.loc + matmul(white, self.scale_tril.T)  # m_p + R e_p, one row per output
 
     def around(self, loc: Array) -> SharedBelief:
         return SharedBelief(loc, self.scale_tril)
 
     def white(self, value: Array) -> Array:
         rows = (value - self.loc).reshape(-1, self.loc.shape[-1])
-        return solve_lower(self.scale_tril, rows.T).T.reshape(value.shape)
+        return solve_lower(self.scale_tril, rows.T).T.reshape(value.shape)  # R^-1 (v_p - m_p)
 
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
         white = intermediates[0] if intermediates else self.white(value)
@@ -172,12 +172,14 @@ class SharedBelief(Belief):
         return jnp.broadcast_to(jnp.square(self.scale_tril).sum(-1), self.loc.shape)
 
     def spread(self, A: Array) -> Array:
+        # a_n' R R' a_n (N, P), the same for all outputs unless their features differ
         S = times_transpose(self.scale_tril)[None]
         if A.ndim == 3:
             return jax.vmap(lambda A_p: quadratic_forms(S, A_p)[:, 0], out_axes=1)(A)
         return jnp.broadcast_to(quadratic_forms(S, A), (len(A), len(self.loc)))
 
     def spread_covariance(self, A: Array) -> Array:
+        # A R (A R)'
         half = matmul(A, self.scale_tril)
         found = matmul(half, half.mT)
         return jnp.broadcast_to(found, (len(self.loc), *found.shape[-2:]))
@@ -256,6 +258,7 @@ class Use:
         exact = all(column is None for column in columns)
         rows = self.inputs.reshape(-1, self.inputs.shape[-1])
         if exact:
+            # Rows a_n = L^-1 k(Z, x_n), and k(x_n, x_n) where f | v has variance that is not in the noise.
             A, k = f.features(rows), f.prior_variance(rows) if self.open and not f.determined else None
             target = self.target - self.slope * f.mean_at(rows).reshape(len(rows), -1)
             slopes = jnp.zeros((rows.shape[-1], P), rows.dtype)
@@ -263,6 +266,7 @@ class Use:
             raise _gaussian_inputs(f)
         else:
             loc, variance = _moments(rows, columns, known)
+            # m(h) = w'h + m_0: kappa m_0 goes to the target, zeta = -kappa w is the tilt.
             slopes, offset = affine_mean(f.mean, rows.shape[-1], P, rows.dtype)
             target = self.target - self.slope * offset
 
@@ -348,7 +352,7 @@ def with_open_variance(
         fn: Any = unwrap(sites[name]["fn"])
         if isinstance(fn, Likelihood) or any(column is not None for column in columns[name]):
             continue
-        variance = _rows(fn.conditional_variance, fn.loc.shape, fn.event_dim)
+        variance = _rows(fn.conditional_variance, fn.loc.shape, fn.event_dim)  # c_n
         alike = use.noise.shape[-1] == 1 and not use.function.outputs_differ
         noise = jnp.sqrt(variance[:, :1] if alike else variance)
         found[name] = dataclasses.replace(use, noise=noise, open=False)
@@ -388,6 +392,7 @@ def use_of_likelihood(fn: Likelihood, site: Message) -> Use:
     if fn.collapse == "bound":
         return _under_noise(fn, site, _process_noise(fn), open=True)
     use = _under_noise(fn, site, fn.f_x.conditional_variance, open=False)
+    # log N(y; kappa a'v + b, s^2 + kappa^2 var[f | v])
     noise = jnp.sqrt(jnp.square(use.noise) + use.target_variance)
     return dataclasses.replace(use, noise=noise, target_variance=jnp.zeros_like(use.target))
 
@@ -398,8 +403,8 @@ def _under_noise(fn: Likelihood, site: Message, variance: ArrayLike, open: bool)
     assert form is not None
     shape, event_dim, dtype = values.loc.shape, values.event_dim, values.loc.dtype
     slope, offset, scale = (_rows(jnp.asarray(a), shape, event_dim) for a in form)
-    y = _rows(jnp.asarray(fn.complete(site["value"]), dtype), shape, event_dim) - offset
-    doubt = jnp.square(slope) * _rows(jnp.asarray(variance, dtype), shape, event_dim) + jnp.zeros_like(y)
+    y = _rows(jnp.asarray(fn.complete(site["value"]), dtype), shape, event_dim) - offset  # y - b
+    doubt = jnp.square(slope) * _rows(jnp.asarray(variance, dtype), shape, event_dim) + jnp.zeros_like(y)  # kappa^2 var
     return Use(values.function, values.inputs, y, doubt, slope, scale, _entry_weights(fn, site), open)
 
 
@@ -418,8 +423,10 @@ def at_inducing_inputs(A: Array, variances: Array, points: Any, rows: Array) -> 
     """
     M = A.shape[-1]
     same = (rows[:, None] == points.Z).all(-1)
-    first = jnp.where(same, jnp.arange(M), M).min(1)
+    first = jnp.where(same, jnp.arange(M), M).min(1)  # m where x_n = z_m, M where x_n is none of Z
     there = first < M
+    # L L' = k(Z, Z) + e I, hence L^-1 k(Z, z_m) = L'[:, m] - e L^-1[:, m]. With the last term added
+    # back, a_n v = (L v)_m is the inducing value itself, and v leaves no variance.
     noise = jitter(A.dtype, M) * points.kernel.diag(points.Z).mean() * there.astype(A.dtype)
     A = A + noise[:, None] * points.whiten.mT.astype(A.dtype)[jnp.minimum(first, M - 1)]
     return A, jnp.where(there, 0.0, open_variance(variances, jnp.square(A).sum(-1), M))
@@ -504,7 +511,7 @@ def affine_mean(mean: Callable[[Array], Array], dims: int, outputs: int, dtype: 
             f"where inputs are Gaussian, got {type(mean).__name__}: write it as one of these"
         )
     offset = mean(jnp.zeros((1, dims), dtype))[0]
-    weights = mean(jnp.eye(dims, dtype=dtype)) - offset
+    weights = mean(jnp.eye(dims, dtype=dtype)) - offset  # w_d = m(e_d) - m(0)
     return jnp.broadcast_to(weights, (dims, outputs)), jnp.broadcast_to(offset, (outputs,))
 
 

@@ -57,7 +57,9 @@ class OpperArchambeau(Rule):
                 f"{fn.event_shape}: use guides.Full() for several outputs"
             )
         alpha = site.param("alpha", lambda: jnp.zeros_like(fn.loc))
+        # lambda^-2 = mean k(x, x)
         lam = site.param("lambda", lambda: jnp.full_like(fn.loc, 1 / jnp.sqrt(fn.variance.mean())))
         require_rows(self, site, alpha.shape, fn.loc.shape)
+        # L (shift + root e) with L L' = k(X, X): shift = L' alpha, root root' = (I + L' diag(lambda)^2 L)^-1
         shift, root = opper_archambeau(fn.factor()[0], alpha, lam)
         return WhitenedValues(fn, shift[None], root[None])

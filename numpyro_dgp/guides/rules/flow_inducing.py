@@ -54,9 +54,11 @@ class SinhArcsinh(Transform):
         return jnp.sinh(self._angle(x))
 
     def _inverse(self, y: Array) -> Array:
+        # sinh((arcsinh(y) - gamma) / delta)
         return jnp.sinh((jnp.arcsinh(y) - self.skewness) * jnp.exp(-self.log_tails))
 
     def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: Any = None) -> Array:
+        # T'(e) = delta sqrt((1 + y^2) / (1 + e^2))
         log_slope = self.log_tails + 0.5 * (jnp.log1p(jnp.square(y)) - jnp.log1p(jnp.square(x)))
         return log_slope.sum(-1)
 

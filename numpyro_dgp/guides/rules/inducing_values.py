@@ -64,6 +64,7 @@ row_scaled_tril = _RowScaledTril()
 @fused
 def _from_factor(y: Array) -> Array:
     scale = jnp.diagonal(y, axis1=-2, axis2=-1)
+    # F = diag(e^-rho) R below the diagonal, rho = log diag R on it
     unit = jnp.tril(y * (1 / scale)[..., None], -1)
     return unit + jnp.log(scale)[..., None] * jnp.eye(y.shape[-1], dtype=y.dtype)
 
@@ -83,6 +84,7 @@ class RowScaledTransform(ParameterFreeTransform):
         return _from_factor(y)
 
     def log_abs_det_jacobian(self, x: Array, y: Array, intermediates: Any = None) -> Array:
+        # Row i of R has i - 1 entries e^rho_i F_ij and the entry e^rho_i: log|dR/dx| = sum_i i rho_i.
         return (jnp.diagonal(x, axis1=-2, axis2=-1) * jnp.arange(1, x.shape[-1] + 1)).sum(-1)
 
 

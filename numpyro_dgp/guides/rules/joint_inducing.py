@@ -73,10 +73,11 @@ class JointInducing(FieldsInOrder):
 
     def from_white(self, white: Array) -> Array:
         """The draw that standard normal numbers of its shape give."""
-        return self.loc + matmul(self.scale_tril, self._flat(white)[..., None]).reshape(white.shape)
+        return self.loc + matmul(self.scale_tril, self._flat(white)[..., None]).reshape(white.shape)  # m + R e
 
     def white(self, value: Array) -> Array:
         """The standard normal numbers that give a draw."""
+        # R^-1 (vec v - m)
         return solve_lower(self.scale_tril, self._flat(value - self.loc)[..., None]).reshape(value.shape)
 
     def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
@@ -99,7 +100,7 @@ class JointInducing(FieldsInOrder):
 
     @property
     def variance(self) -> Array:
-        return jnp.square(self.scale_tril).sum(-1).reshape(self.loc.shape)
+        return jnp.square(self.scale_tril).sum(-1).reshape(self.loc.shape)  # diag R R'
 
 
 @kl_divergence.register(JointInducing, InducingPrior)
@@ -248,12 +249,13 @@ class MarkovInducing(Rule):
     def __call__(self, site: SiteContext) -> Belief | JointInducing:
         require_site(InducingPrior, self, site, "inducing values")
         q: Any = self.conditional(site)
-        return q.around(q.loc + self._transition(site, q.loc, site.below().reshape(-1)))
+        return q.around(q.loc + self._transition(site, q.loc, site.below().reshape(-1)))  # N(U vec(v-) + t, Omega)
 
     def _transition(self, site: SiteContext, loc: Array, below: Array) -> Array:
         """U vec(v⁻), of the shape of ``loc``."""
         rank = self.rank
         if rank is not None:
             size = below.size
-            below = matmul(site.param("basis", lambda: orthonormal(rank, size, loc.dtype)), below)
+            below = matmul(site.param("basis", lambda: orthonormal(rank, size, loc.dtype)), below)  # O vec(v-) (J,)
+        # U (P, M, P- M-), or (P, M, J) before O, zero at the start
         return matmul(site.param("transition", lambda: jnp.zeros((*loc.shape, below.size), loc.dtype)), below)

@@ -64,6 +64,7 @@ def tanh_network(site: SiteContext, widths: Sequence[int], dtype: jnp.dtype) -> 
 
 
 def _glorot(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+    # variance 2 / (inputs + outputs)
     return math.sqrt(2 / sum(shape)) * jax.random.normal(numpyro.prng_key(), shape, dtype)
 
 
@@ -130,14 +131,14 @@ class Amortised(Rule):
         rows = site.data()
         widths = [rows.shape[-1], *self.hidden, 2 * dim]
         network = tanh_network(site, widths, rows.dtype) if self.network is None else self.network
-        out = network(rows)
+        out = network(rows)  # [mu, rho] (..., 2 dim)
         expected = (*rows.shape[:-1], 2 * dim)
         if jnp.shape(out) != expected:
             raise ValueError(
                 f"rule Amortised: expected the network of site {site.name!r} to map rows of shape {rows.shape} to "
                 f"{expected}, got {jnp.shape(out)}: the first {dim} columns are means, the others scales"
             )
-        scale = jax.nn.softplus(out[..., dim:] - 3)
+        scale = jax.nn.softplus(out[..., dim:] - 3)  # log(1 + e^(rho - 3)), 0.05 at rho = 0
         return FunctionValues(out[..., :dim], jnp.square(scale))
 
 

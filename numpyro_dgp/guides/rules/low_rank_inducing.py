@@ -68,7 +68,7 @@ class LowRankBelief(Belief):
     @property
     def variance(self) -> Array:
         F, sign = signed(self.scale, self.factor, self.precision)
-        return jnp.square(self.scale) + sign * jnp.square(F).sum(-1)
+        return jnp.square(self.scale) + sign * jnp.square(F).sum(-1)  # diag(Sigma), Sigma = diag(sigma^2) + s F F'
 
     def spread(self, A: Array) -> Array:
         return self.spreading()(A)
@@ -85,7 +85,7 @@ class LowRankBelief(Belief):
     def spread_covariance(self, A: Array) -> Array:
         scale, F, sign = self._by_output()
         alone, together = A * scale[:, None], matmul(A, F)
-        return matmul(alone, alone.mT) + sign * matmul(together, together.mT)
+        return matmul(alone, alone.mT) + sign * matmul(together, together.mT)  # A diag(sigma^2) A' + s A F (A F)'
 
     def _by_output(self) -> tuple[Array, Array, Any]:
         M, J = self.factor.shape[-2:]

@@ -114,6 +114,7 @@ class MixtureOfGaussians(Rule):
                 if total == 1:
                     return loc
                 step = self.apart * initial_scale(self.of.scale, site)
+                # m_k = m + apart sigma_0 d_k
                 return loc + step * _direction(k / total, size).reshape(loc.shape).astype(loc.dtype)
 
             q: Any = self.of(_Component(**settings, moved=moved))
@@ -124,6 +125,7 @@ class MixtureOfGaussians(Rule):
         if self.components > 1:
             logits = site.param("logits", lambda: logits)
         if self.reflected:
+            # N(-m_k, Sigma_k) with the logit of N(m_k, Sigma_k): each has half of pi_k.
             parts, logits = (*parts, *(q.around(-q.loc) for q in parts)), jnp.concatenate([logits, logits])
         return BeliefMixture(parts, logits)
 
@@ -141,5 +143,5 @@ class _Component(SiteContext):
 
 def _direction(turn: float, size: int) -> Array:
     """Numbers of about one (size,): opposite for half a ``turn``, and for no other two turns nearly the same."""
-    golden = (3 - math.sqrt(5)) / 2
-    return jnp.cos(2 * math.pi * (turn + golden * jnp.arange(size)) + 0.7)
+    golden = (3 - math.sqrt(5)) / 2  # of a turn: its multiples never come near each other
+    return jnp.cos(2 * math.pi * (turn + golden * jnp.arange(size)) + 0.7)  # cos(x + pi) = -cos x

@@ -77,7 +77,7 @@ class Normal(Rule):
             event_dim=event_dim,
             constraint=constraints.positive,
         )
-        base = FunctionValues(loc, jnp.square(scale), event_dim=event_dim)
+        base = FunctionValues(loc, jnp.square(scale), event_dim=event_dim)  # of T^-1(z)
         if isinstance(transform, IdentityTransform) or _is_real(site.fn.support):
             return base
         return dist.TransformedDistribution(base, transform)

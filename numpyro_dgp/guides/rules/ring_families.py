@@ -44,7 +44,7 @@ class _RingRule(Rule):
     """
 
     diagonals: ClassVar[tuple[str, ...]]  # of RingBelief; the first starts at the scale, the others at one
-    powers: ClassVar[tuple[float, float]] = (0.5, 0.5)
+    powers: ClassVar[tuple[float, float]] = (0.5, 0.5)  # p, q of R
 
     scale: float | None = None
 
@@ -118,7 +118,7 @@ class Circulant(_RingRule):
     Source: Tebbutt (2016), section 3.3.
     """
 
-    diagonals = ("gain",)
+    diagonals = ("gain",)  # R = diag(g)
 
 
 class ScaledPrior(_RingRule):
@@ -147,7 +147,7 @@ class ScaledPrior(_RingRule):
     Source: Tebbutt (2016), section 3.4.
     """
 
-    diagonals = ("outer",)
+    diagonals = ("outer",)  # R = Lambda^-1/2 H Gamma H Lambda^1/2
 
 
 class ScaledCirculant(_RingRule):
@@ -176,7 +176,7 @@ class ScaledCirculant(_RingRule):
     Source: Tebbutt (2016), section 3.5.
     """
 
-    diagonals = ("gain", "outer")
+    diagonals = ("gain", "outer")  # R = Lambda^-1/2 H Gamma H diag(g) Lambda^1/2
 
 
 class ScaledProduct(_RingRule):
@@ -204,7 +204,7 @@ class ScaledProduct(_RingRule):
     Source: Tebbutt (2016), equation 3.41, where the divergence is left to Monte Carlo.
     """
 
-    diagonals = ("gain", "outer", "inner")
+    diagonals = ("gain", "outer", "inner")  # R = Lambda^-1/2 H Gamma_2 H diag(g) H Gamma_1 H Lambda^1/2
 
 
 class WhitenedSites(_RingRule):
@@ -231,7 +231,7 @@ class WhitenedSites(_RingRule):
         {'f_auto_loc': (16,), 'f_auto_outer': (16,)}
     """
 
-    diagonals = ("outer",)
+    diagonals = ("outer",)  # R = H Gamma H
     powers = (0.0, 0.0)
 
 
@@ -257,8 +257,8 @@ class SiteDiagonal(_RingRule):
         {'f_auto_loc': (16,), 'f_auto_outer': (16,)}
     """
 
-    diagonals = ("outer",)
+    diagonals = ("outer",)  # R = Lambda^-1/2 H Gamma
     powers = (0.5, 0.0)
 
     def unit(self, prior: RingPrior) -> Any:
-        return (1 / prior.spectrum).mean() ** -0.5
+        return (1 / prior.spectrum).mean() ** -0.5  # Gamma = c I: R R' = c^2 / lambda, of mean one

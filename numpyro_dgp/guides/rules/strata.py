@@ -83,9 +83,9 @@ class BeliefMixture(Stratified):
         one = self.stratum(index)
         value, white = one.sample_with_intermediates(key)
         # The part itself has the ratio one, in all digits.
-        others = self._log_densities(value) - one.log_prob(value, white)
+        others = self._log_densities(value) - one.log_prob(value, white)  # log q_j(v) - log q_i(v)
         ratios = jnp.where(jnp.arange(self.num_strata) == index, 0, others)
-        return jax.nn.logsumexp(jax.nn.log_softmax(self.logits) + ratios)
+        return jax.nn.logsumexp(jax.nn.log_softmax(self.logits) + ratios)  # log sum_j pi_j q_j(v) / q_i(v)
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         which_key, key = jax.random.split(key)
@@ -96,6 +96,7 @@ class BeliefMixture(Stratified):
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         log_weights = jax.nn.log_softmax(self.logits)
         densities = self._log_densities(value)
+        # log sum_k pi_k q_k(v)
         return jax.nn.logsumexp(log_weights.reshape(-1, *(1,) * (densities.ndim - 1)) + densities, 0)
 
     @property
@@ -105,7 +106,7 @@ class BeliefMixture(Stratified):
     @property
     def variance(self) -> Array:
         square = self._average([part.variance + jnp.square(part.loc) for part in self.parts])
-        return square - jnp.square(self.mean)
+        return square - jnp.square(self.mean)  # E[v^2] - E[v]^2
 
     def _log_densities(self, value: Array) -> Array:
         return jnp.stack([part.log_prob(value) for part in self.parts])
@@ -160,10 +161,10 @@ class Flowed(Stratified):
             white, log_det = intermediates
         else:
             moved = self._flat(self.base.white(value)).astype(float)  # as NumPyro's inverses want it
-            flat = self.transform.inv(moved)
+            flat = self.transform.inv(moved)  # e = T^-1(R^-1 (v - m))
             log_det = self._log_det(flat, moved)
             white = flat.astype(self.base.loc.dtype).reshape(value.shape)
-        return self.base.log_prob(value, [white]) - log_det.astype(white.dtype)
+        return self.base.log_prob(value, [white]) - log_det.astype(white.dtype)  # base: log N(e; 0, I) - log|det R|
 
     def _log_det(self, flat: Array, moved: Array, inside: Any = None) -> Array:
         """Of the transform, one number per vector: transforms of single numbers have one for each of these."""

@@ -84,12 +84,13 @@ class CorrelatedOutputs(Values):
 
     @property
     def variance(self) -> Array:
-        own = jnp.square(self.scale_tril).sum(-1)
+        own = jnp.square(self.scale_tril).sum(-1)  # diag Omega
         return own if self.spread is None else own + jnp.diagonal(self.spread, axis1=-2, axis2=-1)
 
     def from_white(self, white: Array) -> Array:
         root = self.scale_tril
         if self.spread is not None:
+            # R R' = Omega + T Sigma T'
             root = cholesky(matmul(root, root.mT) + self.spread, "the covariance of outputs of a hidden layer")
         return self.loc + matmul(root, white[..., None])[..., 0]
 
@@ -98,7 +99,7 @@ class CorrelatedOutputs(Values):
         if intermediates:
             (white,) = intermediates
         else:
-            white = solve_lower(self.scale_tril, (value - self.loc)[..., None])[..., 0]
+            white = solve_lower(self.scale_tril, (value - self.loc)[..., None])[..., 0]  # R^-1 (h - E[h])
         return log_density(white, log_determinant(self.scale_tril))
 
     def expand(self, batch_shape: Any) -> CorrelatedOutputs:
@@ -113,7 +114,7 @@ class CorrelatedOutputs(Values):
 
 def _gap(q: Any, p: FunctionValues) -> Array:
     """Expected square of the distance between the means of q(h | v) and p(h | v)."""
-    return jnp.square(q.loc - p.loc) + (0 if q.gap is None else q.gap)
+    return jnp.square(q.loc - p.loc) + (0 if q.gap is None else q.gap)  # E[gap]^2 + var[gap]
 
 
 @kl_divergence.register(ConditionalValues, FunctionValues)
@@ -125,7 +126,7 @@ def _kl_conditional(q: ConditionalValues, p: FunctionValues) -> Array:
 def _kl_correlated(q: CorrelatedOutputs, p: FunctionValues) -> Array:
     # The divergence of independent numbers with the variances of Omega, plus the loss of entropy by its correlations.
     own = jnp.square(q.scale_tril).sum(-1)
-    correlations = 0.5 * jnp.log(own).sum(-1) - log_determinant(q.scale_tril)
+    correlations = 0.5 * jnp.log(own).sum(-1) - log_determinant(q.scale_tril)  # (sum log Omega_pp - log|Omega|) / 2
     return expected_kl(own, _gap(q, p), p.conditional_variance).sum(-1) + correlations
 
 
@@ -190,10 +191,12 @@ class GivenInducing(Rule):
     def __call__(self, site: SiteContext) -> dist.Distribution:
         fn, function = require_hidden(self, site)
         event_dim = fn.event_dim
-        A = _by_output(function, function.features(_rows(fn)))
+        A = _by_output(function, function.features(_rows(fn)))  # a_np (P, N, M)
         if self.weights == "model":
+            # The model's weights: E[h | v] = m(x) + a v + t, so that only t is in the gap.
             T, start, base = A, lambda: jnp.zeros_like(site.initial()), 1.0
         else:
+            # T_np (P, N, M)
             T = jnp.moveaxis(_weights(self.weights, site, fn, ()).reshape(-1, A.shape[0], A.shape[-1]), 1, 0)
             start, base = site.initial, 0.1
         shift = site.param("shift", start, event_dim=event_dim)
@@ -204,7 +207,7 @@ class GivenInducing(Rule):
             constraint=constraints.positive,
         )
         if self.weights == "model":
-            variance = jnp.square(scale) * fn.conditional_variance
+            variance = jnp.square(scale) * fn.conditional_variance  # Omega c
             return ConditionalValues(fn.loc + shift, variance, fn.spread, None, event_dim)
         return given_inducing(fn, T, shift, jnp.square(scale))
 
@@ -215,6 +218,7 @@ def given_inducing(fn: Any, T: Array, shift: Array, variance: Array) -> Conditio
     loc = shift + _unrows(einsum("pnm,pm->np", T, v.loc.reshape(T.shape[0], -1)), fn)  # T m + t
     spreading, spread, gap = v.spreading(), None, None
     if spreading is not None:
+        # T Sigma T' of the draw, (T - a) Sigma (T - a)' of the gap
         spread, gap = _unrows(spreading(T), fn), _unrows(spreading(T - A), fn)
     return ConditionalValues(loc, variance, spread, gap, fn.event_dim)
 
@@ -279,7 +283,7 @@ class JointOutputs(Rule):
             )
         P = fn.event_shape[0]
         A = _by_output(function, function.features(_rows(fn)))
-        T = _weights(self.weights, site, fn, (P,)).reshape(-1, P, P, A.shape[-1])
+        T = _weights(self.weights, site, fn, (P,)).reshape(-1, P, P, A.shape[-1])  # T[n, p, q]: from v_q to h_np
         shift = site.param("shift", site.initial, event_dim=1)
         tril = site.param(
             "scale_tril",
@@ -291,7 +295,9 @@ class JointOutputs(Rule):
         loc = shift + einsum("npqm,qm->np", T, v.loc).reshape(fn.loc.shape)  # T vec(m) + t
         spread = gap = None
         if not v.known:
+            # T - a, with a[n, p, q] = 0 for p != q
             between = T - jnp.eye(P, dtype=A.dtype)[:, :, None] * jnp.moveaxis(A, 1, 0)[:, None]
+            # sum_q T_q Sigma_q T_q' (N, P, P), because outputs of v are independent
             covariance = jax.vmap(lambda rows: v.spread_covariance(jnp.moveaxis(rows, 1, 0)).sum(0))
             spread = covariance(T).reshape(*fn.loc.shape, P)
             gap = jnp.diagonal(covariance(between), axis1=-2, axis2=-1).reshape(fn.loc.shape)
@@ -367,7 +373,7 @@ class GivenBelow(Rule):
             event_dim=fn.event_dim,
             constraint=constraints.positive,
         )
-        along = (G * (x[..., None, :] if fn.event_dim else x)).sum(-1)
+        along = (G * (x[..., None, :] if fn.event_dim else x)).sum(-1)  # G_n' x_n
         return FunctionValues(shift + along, jnp.square(scale), event_dim=fn.event_dim)
 
 
@@ -418,7 +424,7 @@ def _weights(weights: Weights, site: SiteContext, fn: Any, inner: tuple[int, ...
     numbers = site.param("weights", lambda: jnp.zeros((*site.initial().shape, weights), dtype), event_dim=event_dim + 1)
     if inner:
         basis = site.param("basis", lambda: orthonormal(weights, inner[0] * M, dtype).reshape(weights, *inner, M))
-        return tensordot(numbers, basis)
+        return tensordot(numbers, basis)  # T_n = sum_j numbers_nj O_j (P, P M)
     shape = (*fn.event_shape, weights, M)
     basis = site.param("basis", lambda: jnp.broadcast_to(orthonormal(weights, M, dtype), shape))
-    return matmul(numbers[..., None, :], basis)[..., 0, :]
+    return matmul(numbers[..., None, :], basis)[..., 0, :]  # T_np = sum_j numbers_npj O_pj (M,)
