@@ -32,7 +32,7 @@ import numpy as np
 from numpyro_dgp._checks import with_nearest
 from numpyro_dgp._numpyro import each_message
 from numpyro_dgp.analysis.coupling import coupling, ones_of
-from numpyro_dgp.analysis.program import Program, run_on_shapes, structure
+from numpyro_dgp.analysis.program import ProgramFacts, run_on_shapes, structure
 from numpyro_dgp.analysis.sites import Message, Trace, each_values_of, is_likelihood, row_shape, site_kind, values_of
 from numpyro_dgp.jaxprs.row_dependence import Elsewhere, Rows, Several, known_rows, mark
 from numpyro_dgp.likelihoods.outcomes import Range, value_range
@@ -193,7 +193,7 @@ class Call:
     from_rows: dict[str, list[str]]
     below: dict[str, set[str]]
     ranges: dict[str, Range]
-    program: Program
+    program: ProgramFacts
     together: list[Together]
     by_row: dict[str, str]
     exact: list[str]
@@ -368,7 +368,7 @@ def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, .
     )
 
 
-def _candidates(site: str | None, sites: Trace, ends: frozenset[str], program: Program) -> list[str]:
+def _candidates(site: str | None, sites: Trace, ends: frozenset[str], program: ProgramFacts) -> list[str]:
     samples = [name for name, found in sites.items() if found["type"] == "sample"]
     likelihoods = [name for name in samples if is_likelihood(sites[name]["fn"])]
     observed = likelihoods or [name for name in samples if name in ends]

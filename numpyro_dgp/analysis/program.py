@@ -43,7 +43,7 @@ from numpyro_dgp.jaxprs.index_bounds import ShortArray, short_arrays
 from numpyro_dgp.jaxprs.row_dependence import Rows, known_rows, mark, result_reasons
 
 __all__ = [
-    "Program",
+    "ProgramFacts",
     "full_plates",
     "initial_values",
     "inspect_program",
@@ -216,7 +216,7 @@ def _plates(msg: Message) -> frozenset[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class ProgramFacts:
     """The structure of a program for given arguments.
 
     Args:
@@ -283,7 +283,7 @@ class Program:
         return any(not mine or not plates or mine & plates for plates in self.observed_plates)
 
 
-def inspect_program(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+def inspect_program(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ProgramFacts:
     """Run ``model`` on shapes only and report its structure. Costs tracing, no arithmetic.
 
     Raises:
@@ -337,7 +337,7 @@ def run_on_shapes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     return sites, facts, reasons
 
 
-def require_sound(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program | None:
+def require_sound(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ProgramFacts | None:
     """The checks of :func:`inspect_program`, for callers that can do without the structure of the program.
 
     A program that needs the values of its arguments is not checked, and has no result.
@@ -358,7 +358,7 @@ def with_traceable(
     return None
 
 
-def structure(sites: Trace) -> Program:
+def structure(sites: Trace) -> ProgramFacts:
     """The structure of a program from a trace of it, without the fields that need its jaxpr (``coupling``)."""
     samples = [site for site in sites.values() if site["type"] == "sample"]
     values = {"hidden": [], "observed": []}  # type: dict[str, list[Any]]
@@ -378,7 +378,7 @@ def structure(sites: Trace) -> Program:
     inner = frozenset(names) - last
     nesting = max([-frame.dim for site in samples for frame in site["cond_indep_stack"]], default=0)
     hidden = frozenset(f.site for f in values["hidden"] if f is not None and f.site is not None)
-    return Program(names, inner, tuple(data), tuple(observed), nesting, hidden=hidden)
+    return ProgramFacts(names, inner, tuple(data), tuple(observed), nesting, hidden=hidden)
 
 
 def observations(

@@ -35,7 +35,7 @@ from scipy import optimize
 from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.analysis.program import Program, inspect_program
+from numpyro_dgp.analysis.program import ProgramFacts, inspect_program
 from numpyro_dgp.analysis.sites import Message, Trace, total_log_prob, unwrap
 from numpyro_dgp.functions.weights import InducingPrior, StandardNormal
 from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
@@ -88,7 +88,7 @@ class Density:
     It has ``one_layer`` if these are hyperparameters only, and inducing values are integrated.
     """
 
-    def __init__(self, program: Callable[..., Any], args: tuple[Any, ...], key: Array, structure: Program) -> None:
+    def __init__(self, program: Callable[..., Any], args: tuple[Any, ...], key: Array, structure: ProgramFacts) -> None:
         self.program, self.args, self.key, self.structure = program, args, key, structure
         sites = self.trace({}, key)
         self.sites = _latent(sites)
@@ -218,7 +218,7 @@ class Ended:
     """
 
     program: Callable[..., Any]
-    structure: Program
+    structure: ProgramFacts
     args: tuple[Any, ...]
     numbers: Numbers
     loc: Numbers

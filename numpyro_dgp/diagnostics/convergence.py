@@ -30,7 +30,7 @@ from numpyro.primitives import Messenger
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import ALL_ROWS, require
-from numpyro_dgp.analysis.program import Program, structure
+from numpyro_dgp.analysis.program import ProgramFacts, structure
 from numpyro_dgp.analysis.sites import Message, Trace, site_kind, total_log_prob, unwrap
 from numpyro_dgp.diagnostics.arviz import Source, as_posterior
 from numpyro_dgp.diagnostics.ratios import map_draws
@@ -101,7 +101,7 @@ class _AtMeans(Messenger):
         fn: Callable[..., Any],
         draw: Mapping[str, Array],
         exact: Mapping[str, _Conditioned],
-        program: Program | None = None,
+        program: ProgramFacts | None = None,
         predicted: tuple[frozenset[str], ...] = (),
     ) -> None:
         self.draw, self.exact, self.program, self.predicted = draw, exact, program, predicted

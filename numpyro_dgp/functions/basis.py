@@ -51,7 +51,7 @@ class BasisFunction(InducedFunction):
 
     Args:
         kernels: one kernel, or one per output.
-        box: where its sines live, mostly a ``representations.basis.Basis``.
+        box: where its sines live, mostly a ``dgp.Basis``.
         series: the functions, for all outputs or for each.
         v: the weights: known, a ``Belief`` or a ``FunctionDraw``.
         outputs: P, or ``None`` for a scalar function.

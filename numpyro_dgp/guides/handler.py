@@ -21,7 +21,7 @@ from numpyro_dgp._numpyro import active, outside
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.calls import inspect_call
 from numpyro_dgp.analysis.observations_apart import require_observations_apart
-from numpyro_dgp.analysis.program import Program, initial_values, inspect_program, observations
+from numpyro_dgp.analysis.program import ProgramFacts, initial_values, inspect_program, observations
 from numpyro_dgp.analysis.run_at_rows import OtherRows, with_rows
 from numpyro_dgp.analysis.sites import Message, hide, masks_around, rewrap, site_kind, unwrap
 from numpyro_dgp.functions.joint_values import require_following
@@ -175,7 +175,7 @@ class GuideHandler(Messenger):
             )
 
     @cached_property
-    def program(self) -> Program:
+    def program(self) -> ProgramFacts:
         """The structure of the model for these arguments."""
         return inspect_program(self.config.model, self.args, self.kwargs)
 

@@ -16,7 +16,7 @@ from numpyro_dgp._compiled import one_thread
 from numpyro_dgp._data import indexable
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.observations_apart import require_observations_apart
-from numpyro_dgp.analysis.program import Program, inspect_program, require_sound
+from numpyro_dgp.analysis.program import ProgramFacts, inspect_program, require_sound
 from numpyro_dgp.analysis.sites import Message, Trace, unwrap
 from numpyro_dgp.functions.weights import Belief
 from numpyro_dgp.guides.importance import ImportanceWeights, ReplicateLatents, importance_weights
@@ -124,7 +124,7 @@ def run(
         return seed(seed(program, plate_key, hide_types=["sample", "prng_key", "control_flow"]), key)
 
     @cache
-    def program() -> Program:
+    def program() -> ProgramFacts:
         return inspect_program(model, args, kwargs)
 
     def nesting() -> int:

@@ -1,4 +1,4 @@
-r"""A term of a kernel whose Gaussian expectations have a closed form; sums of terms are in ``gaussian_integrals``.
+r"""A term of a kernel whose Gaussian expectations have a closed form; sums of terms are in ``kernels.expectations``.
 
 The structure of a kernel as a sum of products, which :func:`~numpyro_dgp.kernels.base.expand` returns.
 

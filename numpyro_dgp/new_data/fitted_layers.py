@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.calls import inspect_call, require_own_functions
-from numpyro_dgp.analysis.program import Program, full_plates, structure
+from numpyro_dgp.analysis.program import ProgramFacts, full_plates, structure
 from numpyro_dgp.analysis.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.functions.induced_function import FunctionalOf, InducedFunction
 from numpyro_dgp.functions.weights import Belief
@@ -175,7 +175,7 @@ def _belief(site: Message) -> Belief | None:
     return fn if isinstance(fn, Belief) and not record_of(site).follows else None
 
 
-def _require_known(owner: str, drawn: Message, site: Message, program: Program) -> None:
+def _require_known(owner: str, drawn: Message, site: Message, program: ProgramFacts) -> None:
     """Refuse a site that all rows share, and whose posterior in the fit is of another kind."""
     name, kind = site["name"], site_kind(site)
     if kind == "exact":

@@ -18,7 +18,7 @@ from numpyro_dgp._checks import with_nearest
 from numpyro_dgp._numpyro import Everywhere, active
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import WHOLE_DATA, require
-from numpyro_dgp.analysis.program import Program
+from numpyro_dgp.analysis.program import ProgramFacts
 from numpyro_dgp.analysis.sites import Message, Trace, site_kind
 from numpyro_dgp.functions.weights import FunctionDraw
 from numpyro_dgp.jaxprs.row_by_row import rows_apart
@@ -184,7 +184,9 @@ class Target(NamedTuple):
     of_fit: bool = False
 
 
-def given_draw(sample: Mapping[str, Any], source: str, structure: Program, target: Target) -> Callable[[Message], Any]:
+def given_draw(
+    sample: Mapping[str, Any], source: str, structure: ProgramFacts, target: Target
+) -> Callable[[Message], Any]:
     """From a site of a program to its value in a draw, ``None`` for sites that the program draws at these rows.
 
     Args:

@@ -20,13 +20,13 @@ gaps with the values that fit best. Any others make the form larger, so that its
 
 :math:`G_{uu}` is divided by its blocks of unobserved neighbours, :math:`P = F F^\top`, Toeplitz matrices whose factors
 are the leading parts of one. What is left, :math:`A = F^{-1} G_{uu} F^{-\top}`, has a diagonal of ones and is the
-identity but for what gaps know of each other. Its log determinant is estimated (``algebra.lanczos``), unless there is
-one gap only, whose determinant ``algebra.toeplitz`` has exactly.
+identity but for what gaps know of each other. Its log determinant is estimated by Lanczos iterations
+(``math.lanczos``), unless there is one gap only, whose determinant is that of a Toeplitz matrix.
 
 The determinant of a symmetric positive definite Toeplitz matrix, in O(n^2) operations and O(n) memory.
 
-Durbin's recursion gives the coefficients :math:`a^{(m)}` of the best linear prediction of a value from the m before it,
-and the variances :math:`E_m` of its errors, whose product is the determinant. From the last coefficients follows the
+Durbin's recursion gives the coefficients :math:`-a^{(m)}` of the best linear prediction of a value from the m before
+it, and the variances :math:`E_m` of its errors, whose product is the determinant. From the last coefficients follows the
 first column :math:`x = (1, a) / E` of the inverse, and from it, by the formula of Gohberg and Semencul, the sums along
 the diagonals of the inverse, which are the slopes of the log determinant:
 

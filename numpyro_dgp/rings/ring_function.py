@@ -57,7 +57,7 @@ class RingFunction(InducedFunction):
 
     Args:
         kernels: one kernel, or one per output.
-        ring: the grid, mostly a ``representations.grid.Grid``.
+        ring: the grid, mostly a ``dgp.Grid``.
         parts: the components of the kernel, each with its features.
         v: the weights: known, a ``Belief`` or a ``FunctionDraw``.
         outputs: P, or ``None`` for a scalar function.

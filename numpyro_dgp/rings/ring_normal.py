@@ -5,8 +5,8 @@ frequencies. If only a part of the ring is observed, because the rest is padding
 if noise differs from point to point, one of these does, chosen by numbers that are known when a program is compiled:
 
 - up to ``Solver.exact`` unobserved points, or as few observed ones: a dense factorisation of that size
-  (``rings.few_gaps``), exact;
-- above that, conjugate gradients (``rings.many_gaps``; ``rings.uneven_noise`` where noise differs). The determinant of
+  (``rings.gaps``), exact;
+- above that, conjugate gradients (``rings.gaps``; ``rings.uneven_noise`` where noise differs). The determinant of
   one gap is exact, that of several is exact gap by gap and estimated in what they know of each other.
   :meth:`RingNormal.log_prob_and_error` says how well.
 

@@ -130,7 +130,7 @@ def _kl_correlated(q: CorrelatedOutputs, p: FunctionValues) -> Array:
     return expected_kl(own, _gap(q, p), p.conditional_variance).sum(-1) + correlations
 
 
-Weights = Literal["free", "model"] | int | Callable[[Array], Array]
+LinearWeights = Literal["free", "model"] | int | Callable[[Array], Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +179,7 @@ class GivenInducing(Rule):
 
     only_for: ClassVar[str | None] = "hidden"
 
-    weights: Weights = "model"
+    weights: LinearWeights = "model"
     scale: float | None = None
 
     __repr__ = brief
@@ -260,7 +260,7 @@ class JointOutputs(Rule):
 
     only_for: ClassVar[str | None] = "hidden"
 
-    weights: Weights = "free"
+    weights: LinearWeights = "free"
     scale: float = 0.1
 
     __repr__ = brief
@@ -407,7 +407,7 @@ def _by_output(function: InducedFunction, A: Array) -> Array:
     return jnp.broadcast_to(A, (function.outputs or 1, *A.shape[-2:]))
 
 
-def _weights(weights: Weights, site: SiteContext, fn: Any, inner: tuple[int, ...]) -> Array:
+def _weights(weights: LinearWeights, site: SiteContext, fn: Any, inner: tuple[int, ...]) -> Array:
     """T of shape (..., P) + ``inner`` + (M,)."""
     M, dtype, event_dim = fn.function.size, fn.loc.dtype, fn.event_dim
     if callable(weights):
