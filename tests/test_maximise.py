@@ -12,7 +12,7 @@ from numpyro_dgp import design
 from numpyro_dgp.design.maximise import maximise
 
 SQUARE = [[0.0, 1.0], [0.0, 1.0]]
-FEW = {"num_candidates": 64, "num_starts": 4, "batch_size": 32}
+FEW = {"num_candidates": 64, "num_starts": 4}
 
 
 def branin(x):

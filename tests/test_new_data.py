@@ -252,7 +252,7 @@ def test_more_inducing_points_where_new_rows_are(key):
     first = dgp.Posterior(models[0], guides[0], optimum(left, Z=low)[0])
     natural = dgp.optim.NaturalGradient(guides[1], 1.0, optax.set_to_zero())
     after = dgp.update(
-        first, key, X[right], Y[right], model=models[1], guide=guides[1], optimizer=natural, num_steps=2,
+        first, key, X[right], Y[right], guide=guides[1], optimizer=natural, num_steps=2,
         progress_bar=False,
     )  # fmt: skip
     whole = dgp.Posterior(*(models[1], guides[1]), optimum(slice(None), Z=both)[0])

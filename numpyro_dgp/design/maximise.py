@@ -15,7 +15,10 @@ from numpyro_dgp.design.ascents import Acquisition, Ascents, CompiledAcquisition
 from numpyro_dgp.design.designs import scrambled_points
 from numpyro_dgp.design.input_space import Box, as_box, generator
 
-__all__ = ["Maximum", "candidate_points", "maximise", "maximum"]
+__all__ = ["Maximum", "candidate_points", "maximise", "maximum", "sizes_of"]
+
+_BATCH = 256
+"""Candidates that are evaluated at a time."""
 
 
 class Maximum(NamedTuple):
@@ -56,7 +59,6 @@ def maximise(
     num_starts: int = 8,
     starts: ArrayLike | None = None,
     max_steps: int = 200,
-    batch_size: int = 256,
 ) -> Maximum:
     """The q points at which an acquisition is largest, all q together.
 
@@ -85,7 +87,6 @@ def maximise(
         num_starts: number of ascents.
         starts: candidates of one's own (K, q, D), or (K, D) with q = 1, such as points near the best one so far.
         max_steps: steps of an ascent at most.
-        batch_size: candidates that are evaluated at a time.
 
     Returns:
         The best points with their value, and all that was tried.
@@ -111,7 +112,7 @@ def maximise(
     Source: Zhu et al. (1997), for L-BFGS-B.
     """
     for name, count in (("q", q), ("num_candidates", num_candidates), ("num_starts", num_starts),
-                        ("max_steps", max_steps), ("batch_size", batch_size)):  # fmt: skip
+                        ("max_steps", max_steps)):  # fmt: skip
         require_count("design.maximise", name, count, "the default")
     if not callable(acquisition):
         raise ValueError(
@@ -121,8 +122,13 @@ def maximise(
     box, rng = as_box(bounds), generator("design.maximise", key)
     box.require_resolved("design.maximise")
     candidates = candidate_points(box, q, num_candidates, starts, rng)
-    sizes = min(batch_size, num_candidates), min(num_starts, num_candidates)
+    sizes = sizes_of(num_candidates, num_starts)
     return maximum(compiled_alone(acquisition, box, q, *sizes), box, candidates, max_steps)
+
+
+def sizes_of(num_candidates: int, num_starts: int) -> tuple[int, int]:
+    """How many candidates are evaluated at a time, and how many ascents there are."""
+    return min(_BATCH, num_candidates), min(num_starts, num_candidates)
 
 
 def maximum(program: CompiledAcquisition, box: Box, candidates: np.ndarray, max_steps: int) -> Maximum:

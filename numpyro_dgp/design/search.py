@@ -24,7 +24,7 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.design.ascents import NOT_TRACEABLE, Acquisition, CompiledAcquisition, Programs, compiled_alone
 from numpyro_dgp.design.designs import maximin
 from numpyro_dgp.design.input_space import Box, as_box, generator
-from numpyro_dgp.design.maximise import candidate_points, maximum
+from numpyro_dgp.design.maximise import candidate_points, maximum, sizes_of
 from numpyro_dgp.design.padded_rows import filled_rows, plates_of_rows, with_known_rows
 from numpyro_dgp.design.posterior_acquisition import require_function_of_points
 from numpyro_dgp.design.search_record import Record
@@ -90,8 +90,8 @@ def require_maker(guide: Any) -> None:
 _NEAR = 128
 """Candidates near the best points so far."""
 
-_BATCH, _STEPS = 256, 200
-"""Candidates that are evaluated at a time, and steps of an ascent at most."""
+_STEPS = 200
+"""Steps of an ascent at most."""
 
 
 class Seen(NamedTuple):
@@ -382,7 +382,7 @@ class Search:
 
     def _acquisition_of(self, fitted: Fitted, key: Array) -> CompiledAcquisition:
         arrays = self._surrogate.found(fitted.posterior), fitted.seen, key
-        sizes = min(_BATCH, self.num_candidates), min(self.num_starts, self.num_candidates)
+        sizes = sizes_of(self.num_candidates, self.num_starts)
         try:
             return self._programs.at(arrays, self.box, self.q, *sizes)
         except NOT_TRACEABLE:

@@ -26,6 +26,7 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 from numpyro_dgp._checks import (
     inside_transformation,
     is_concrete,
+    require_call,
     require_count,
     require_key,
     require_keywords,
@@ -105,7 +106,7 @@ def kept_parameters(owner: str, fitted: Mapping[str, Any], prefix: str, program:
     stems = tuple(f"{name}_{prefix}_" for name in program.model)
     if lost := {name for name in fitted if name not in known and not name.startswith(stems)}:
         raise ValueError(
-            f"{owner}: expected every parameter of the fit in the model= of this call, got none for "
+            f"{owner}: expected every parameter of the fit in the program of this guide, got none for "
             f"{with_nearest(lost, known)}: pass the program of the fit with other inducing points, and nothing renamed"
         )
     return {
@@ -163,7 +164,7 @@ def moved_parameters(fitted: Mapping[str, OpenLayer], layers: Mapping[str, OpenL
 
 def _refuse_layers(owner: str, fitted: Mapping[str, OpenLayer], got: Collection[str]) -> NoReturn:
     raise ValueError(
-        f"{owner}: expected a model= with the layers of the fit, {sorted(fitted)}, got {sorted(got)}: only inducing "
+        f"{owner}: expected a program with the layers of the fit, {sorted(fitted)}, got {sorted(got)}: only inducing "
         "points may be others; dgp.initial.deepen adds layers"
     )
 
@@ -236,6 +237,7 @@ class Continued:
         old: Any = posterior.guide
         model, guide = self.program or (posterior.model, _without_starts(old))
         require_keywords(owner, ("num_steps", "num_particles", "optimizer", "memory", "progress_bar"), model, kwargs)
+        require_call(owner, model, args, kwargs, f"dgp.{owner}(posterior, key, X, y)")
         arrays, rebuild = split_arguments(args, kwargs)
         with require(owner, ALL_ROWS):
             fitted = layers = open_layers(owner, posterior.model, old, posterior.seeded, rebuild, arrays)

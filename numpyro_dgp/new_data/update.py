@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ def update(
     *args: Any,
     num_steps: int = 1000,
     optimizer: Any = None,
-    model: Callable[..., Any] | None = None,
     guide: Guide | None = None,
     memory: float = 1.0,
     num_particles: int = 1,
@@ -47,9 +46,9 @@ def update(
     Everything is learned on: hyperparameters, inducing inputs that are learned, q(v) of all layers. Rows have latents
     of their own. :func:`condition` leaves hyperparameters as they are.
 
-    Other inducing points come with ``model=``: the same program with another ``dgp.Points(Z)``, more of them or fewer,
-    and a ``guide=`` of it. Then q(v) starts as what the fit says of the function there, and inputs that are learned
-    start where the program says.
+    Other inducing points come with ``guide=``, of the same program with another ``dgp.Points(Z)``, more of them or
+    fewer. Then q(v) starts as what the fit says of the function there, and inputs that are learned start where the
+    program says.
 
     Args:
         posterior: the fitted program, with a guide of this package under which every layer has a Gaussian q(v) by
@@ -60,8 +59,7 @@ def update(
         num_steps: steps of the optimiser.
         optimizer: of optax or NumPyro; by default ``optim.NaturalGradient(guide, 0.1, optax.adam(0.01))`` where the
             last layers have Gaussian parameters, and else ``optax.adam(0.01)``.
-        model: the program with other inducing points; by default that of the fit.
-        guide: a guide of it; by default that of the fit.
+        guide: another guide, of the program to go on with; by default that of the fit.
         memory: :math:`\lambda`, above 0 and up to 1: how much what is known counts. With 0.9, rows that came k updates
             ago count :math:`0.9^k` times, so that a function that changes is followed.
         num_particles: draws of the hidden layers in a step.
@@ -73,7 +71,7 @@ def update(
 
     Raises:
         ValueError: a posterior without a guide of this package; posteriors of layers that are no Gaussians by
-            themselves, or of hyperparameters that are no points; a model without its guide, or with other layers; no
+            themselves, or of hyperparameters that are no points; a guide of a program with other layers; no
             observations; whatever ``dgp.fit`` raises.
 
     Example:
@@ -98,16 +96,13 @@ def update(
 
     Source: Bui et al. (2017), section 3.
     """
-    if model is not None and guide is None:
-        raise ValueError("update: expected a guide with the model, got none: guide=dgp.guides.InducingPoint(model)")
-    for name, value in (("model", model), ("guide", guide)):
-        if value is not None and not callable(value):
-            raise ValueError(f"update: expected {name}= to be a function, got {type(value).__name__}: leave it out")
+    if guide is not None and not callable(guide):
+        raise ValueError(f"update: expected guide= to be a function, got {type(guide).__name__}: leave it out")
     if isinstance(memory, str) or np.ndim(memory) or not 0 < memory <= 1:
         raise ValueError(
             f"update: expected memory above 0 and up to 1, got {memory!r}: 1 keeps what is known, 0.9 forgets a tenth"
         )
-    program = None if guide is None else (model or posterior.model, guide)
+    program = None if guide is None else (getattr(guide, "model", posterior.model), guide)
 
     def chosen(guide: Guide, layers: Mapping[str, OpenLayer]) -> Any:
         if optimizer is not None:

@@ -26,9 +26,9 @@ identity but for what gaps know of each other. Its log determinant is estimated 
 The determinant of a symmetric positive definite Toeplitz matrix, in O(n^2) operations and O(n) memory.
 
 Durbin's recursion gives the coefficients :math:`-a^{(m)}` of the best linear prediction of a value from the m before
-it, and the variances :math:`E_m` of its errors, whose product is the determinant. From the last coefficients follows the
-first column :math:`x = (1, a) / E` of the inverse, and from it, by the formula of Gohberg and Semencul, the sums along
-the diagonals of the inverse, which are the slopes of the log determinant:
+it, and the variances :math:`E_m` of its errors, whose product is the determinant. From the last coefficients follows
+the first column :math:`x = (1, a) / E` of the inverse, and from it, by the formula of Gohberg and Semencul, the sums
+along the diagonals of the inverse, which are the slopes of the log determinant:
 
 .. math:: \sum_i (T^{-1})_{i, i+k} = \frac{1}{x_0} \sum_j (n - k - 2 j)\, x_j x_{j + k} .
 

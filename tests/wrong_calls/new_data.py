@@ -72,7 +72,7 @@ def with_latents(X, y=None):
 
 
 def other(model, guide=None, y=Y, posterior=FITTED):
-    return update(posterior, y=y, model=model, guide=guide or dgp.guides.InducingPoint(model))
+    return update(posterior, y=y, guide=guide or dgp.guides.InducingPoint(model))
 
 
 MIXTURE = {f"g_auto_{i}_{name}": PARAMS[f"g_auto_{name}"] for i in range(2) for name in ("loc", "scale_tril")}
@@ -146,7 +146,7 @@ WRONG = [
         "expected params with a value for every numpyro.param, got none for 'f_auto_loc'",
     ),
     Wrong("functions of the rows", under(of_rows, dgp.guides.InducingPoint), "do not depend on the rows of the call"),
-    Wrong("a model without its guide", update(model=noisy), "update: expected a guide with the model, got none"),
+    Wrong("a model without its guide", update(model=noisy), "update: expected the arguments of the model, got"),
     Wrong("a guide that is none", update(guide="full"), "update: expected guide= to be a function, got str"),
     Wrong("a misspelt setting", update(nun_steps=3), r"update: .* got 'nun_steps' \(nearest: 'num_steps'\)"),
     Wrong("transposed inputs", update(X=X.T), r"expected inputs with D = 1 columns"),
@@ -173,7 +173,7 @@ TRACED = [
         other(
             shallow, posterior=dgp.Posterior(noisy, dgp.guides.InducingPoint(noisy), PARAMS | {"noise": jnp.array(0.1)})
         ),
-        "expected every parameter of the fit in the model= of this call, got none for 'noise'",
+        "expected every parameter of the fit in the program of this guide, got none for 'noise'",
     ),
     Wrong(
         "q(v) from the rows",
