@@ -111,7 +111,7 @@ def _beyond(means: Array, scales: Array, y: Array, side: Array | int) -> Array:
 
     def of_one(mean: Array, scale: Array) -> Array:
         away, certain = side * (y - mean), scale <= 0
-        z = jnp.clip(away / jnp.where(certain, _NARROW, scale), -_FAR, _FAR)
+        z = jnp.clip(away / jnp.where(certain, _NARROW, scale), -_FAR, _FAR)  # Φ is 0 or 1 beyond
         return jnp.where(certain, away >= 0, ndtr(z))
 
     return jax.vmap(of_one)(means, scales).mean(0)
@@ -119,12 +119,12 @@ def _beyond(means: Array, scales: Array, y: Array, side: Array | int) -> Array:
 
 def _quantile(means: Array, scales: Array, tail: Array, side: Array) -> Array:
     def excess(means: Array, scales: Array, y: Array) -> Array:
-        return side * (_beyond(means, scales, y, side) - tail)
+        return side * (_beyond(means, scales, y, side) - tail)  # increases in y, zero at the quantile
 
     fixed = jax.lax.stop_gradient((means, scales))
     y = jax.lax.stop_gradient(_root(partial(excess, *fixed), fixed, side * ndtri(tail)))
     # The theorem of implicit functions, in a term whose value is zero.
-    step = -excess(means, scales, y) * _inverse(_density(*fixed, y))
+    step = -excess(means, scales, y) * _inverse(_density(*fixed, y))  # dy = -dF(y) / p(y)
     return y + step - jax.lax.stop_gradient(step)
 
 
@@ -139,8 +139,9 @@ def _inverse(slope: Array) -> Array:
 def _root(excess: Callable[[Array], Array], gaussians: tuple[Array, Array], standard: Array) -> Array:
     """Newton's steps where they stay between the ends and get shorter, halves elsewhere; ``standard`` is the quantile
     of N(0, 1)."""
-    of_each = gaussians[0] + gaussians[1] * standard
+    of_each = gaussians[0] + gaussians[1] * standard  # mu_s + σ_s z_q, which enclose the quantile
     info = jnp.finfo(of_each.dtype)
+    # Newton's error is squared by a step: one this short leaves rounding only.
     close = 0.1 * info.eps**0.5 * gaussians[1].min(0)
 
     def unfinished(state: tuple[Array, ...]) -> Array:
@@ -153,7 +154,7 @@ def _root(excess: Callable[[Array], Array], gaussians: tuple[Array, Array], stan
     def halve_or_step(state: tuple[Array, ...]) -> tuple[Array, ...]:
         count, low, high, y, before = state
         above, going = excess(y), unfinished(state)
-        low, high = jnp.where(going & (above < 0), y, low), jnp.where(going & (above >= 0), y, high)
+        low, high = jnp.where(going & (above < 0), y, low), jnp.where(going & (above >= 0), y, high)  # F increases
         slope = _inverse(_density(*gaussians, y))
         step = -above * slope
         newton = (slope > 0) & (y + step >= low) & (y + step <= high) & (jnp.abs(step) < 0.5 * jnp.abs(before))
@@ -216,7 +217,7 @@ class Mixture(NamedTuple):
     def variance(self) -> Array:
         """Variance of the mixture (N, ...): mean of the variances plus variance of the means."""
         self._require_one_shape()
-        return self.variances.mean(0) + self.means.var(0)
+        return self.variances.mean(0) + self.means.var(0)  # E[σ_s^2] + Var[mu_s]
 
     def cdf(self, y: ArrayLike) -> Array:
         r"""The probability of at most y, entry by entry: :math:`\tfrac1S \sum_s \Phi((y - \mu_s) / \sigma_s)`.
@@ -468,8 +469,9 @@ def _require_draws(owner: str, draws: ArrayLike, least: int) -> Any:
 def _kde(draws: Array, y: Array) -> Array:
     def at(point: tuple[Array, Array]) -> Array:
         samples, value = point
-        bandwidth = 1.06 * samples.std() * len(samples) ** -0.2
+        bandwidth = 1.06 * samples.std() * len(samples) ** -0.2  # δ = 1.06 σ S^(-1/5)
         squares = jnp.square((value - samples) / bandwidth)
+        # log mean N(y; y_s, δ^2)
         return logsumexp(-0.5 * squares) - jnp.log(len(samples) * bandwidth) - 0.5 * math.log(2 * math.pi)
 
     return jax.lax.map(at, (draws.T, y), batch_size=_BLOCK)

@@ -289,5 +289,6 @@ def principal_directions(X: ArrayLike, number: int) -> np.ndarray:
             f"means.principal_directions: expected between 1 and {min(X.shape)} directions, got {number!r}: inputs of "
             f"shape {X.shape} have no more"
         )
+    # X - mean = U S V': the columns of V are the eigenvectors of the covariance, largest first.
     directions = np.linalg.svd(X - X.mean(0), full_matrices=False)[2][:number].T
     return directions * np.where(directions.sum(0) < 0, -1, 1).astype(X.dtype)

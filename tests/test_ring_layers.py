@@ -299,6 +299,23 @@ def test_rules_need_a_ring():
         G.ScaledPrior(-1.0)
 
 
+@pytest.mark.slow
+def test_function_draws_have_the_noise_of_the_nugget(key):
+    """Given v, whole functions vary as much as p(f(x) | v) says, where the nugget leaves much of f unknown."""
+
+    def model(X, y=None):
+        f = dgp.gp("f", RBF(1.3, 1.0), dgp.Grid([-5.0], [5.0], (20,), nugget=0.2))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+
+    S, x = 3000, np.array([[0.0], [0.3], [2.6]])
+    posterior = dgp.Posterior(model, samples={"f": jnp.zeros((S, 20))}).using(num_samples=S, progress_bar=False)
+    draws = posterior.functions(key, num_features=50)(x)["y"]
+    f, _ = posterior.layers(key, x)["y"]
+    error = np.square(draws).std(0) / np.sqrt(S)
+    np.testing.assert_array_less(abs(np.square(draws).mean(0) - f(x).variance), 5 * error)
+
+
 @pytest.mark.long
 def test_function_draws_have_the_moments_of_the_posterior(key):
     """One draw is one function at any inputs; over draws, mean and covariance are those of q(f)."""

@@ -98,7 +98,7 @@ class Observations(NamedTuple):
 
     def log_density(self, square: Array) -> Array:
         """The weighted sum of log densities where the expected squares of the residuals are ``square``."""
-        return self.peak() - 0.5 * (self.precision * square).sum()
+        return self.peak() - 0.5 * (self.precision * square).sum()  # -sum_n β_n (log(sqrt(2 π) s_n) + r_n^2 / 2 s_n^2)
 
     def peak(self) -> Array:
         """The same where the residuals are zero: the greatest value it can have."""
@@ -143,7 +143,7 @@ class Quadratic(NamedTuple):
     def optimum(self) -> tuple[Array, Array]:
         r"""Mean :math:`(I + \Phi)^{-1} b` and triangular root R of :math:`(I + \Phi)^{-1}`, of the optimal q(v)."""
         R = DenseOperations.inverse_root(self._precision())
-        return DenseOperations.apply(R, DenseOperations.apply(R.mT, self.b)), R
+        return DenseOperations.apply(R, DenseOperations.apply(R.mT, self.b)), R  # R R' b = (I + Φ)^-1 b
 
     def bound(self) -> Array:
         r"""The bound at the optimum; NaN where it is rounding error.
@@ -156,8 +156,9 @@ class Quadratic(NamedTuple):
         must the rounding of the two numbers themselves, as in :meth:`resolved_bound`.
         """
         L, half = self._whitened()
-        found, m = self._bound(L, half), solve_lower(L, half, transpose=True)
+        found, m = self._bound(L, half), solve_lower(L, half, transpose=True)  # m = L^-T L^-1 b
         last = 0.5 * jnp.finfo(L.dtype).eps * (-1.0) ** jnp.arange(L.shape[-1], dtype=L.dtype)
+        # g = ± ε |Φ| |m| of alternating signs, and its effect g' (I + Φ)^-1 g / 2
         g = last[:, None] * matmul(jnp.abs(self.Phi), jnp.abs(m))
         error = jnp.maximum(_half_square(solve_lower(L, g)), _rounding(half))
         return jnp.where(error > 1 + 0.1 * jnp.abs(found), jnp.nan, found)
@@ -173,8 +174,9 @@ class Quadratic(NamedTuple):
         return jnp.where(_rounding(half) > 0.5 + 1e-3 * jnp.abs(peak), jnp.nan, self._bound(L, half))
 
     def _bound(self, L: Array, half: Array) -> Array:
-        fit = self.c + _half_square(half)
-        log_det = jnp.log(jnp.diagonal(L, axis1=-2, axis2=-1)).sum(-1)
+        fit = self.c + _half_square(half)  # c + b' (I + Φ)^-1 b / 2
+        log_det = jnp.log(jnp.diagonal(L, axis1=-2, axis2=-1)).sum(-1)  # log|I + Φ| / 2
+        # A fit above the peak of the likelihood can be rounding only.
         return jnp.where(fit > self.peak + 1e-3 * jnp.abs(self.peak) + 1, jnp.nan, fit - log_det)
 
     def _whitened(self) -> tuple[Array, Array]:
@@ -188,6 +190,7 @@ class Quadratic(NamedTuple):
 
     def expected(self, loc: Array, scale_tril: Array) -> Array:
         """The expected log-likelihood under q(v)."""
+        # E[v' Φ v] = m' Φ m + tr R' Φ R
         square = (loc * DenseOperations.apply(self.Phi, loc)).sum(-1) + (matmul(self.Phi, scale_tril) * scale_tril).sum(
             (-2, -1)
         )
@@ -267,6 +270,7 @@ def from_rows(A: Array, data: Observations) -> Quadratic:
         [[8.]]
     """
     require_rows("from_rows", data.y, A=A)
+    # Φ = sum_n β_n κ_n^2 / s_n^2 a_n a_n' and b = sum_n β_n κ_n / s_n^2 y_n a_n
     c = data.log_density(jnp.square(data.y) + data.y_variance)
     return Quadratic(matmul((data.quadratic * A.T), A), matmul(data.linear * data.y, A), c, data.peak())
 
@@ -336,21 +340,24 @@ def with_features(
     require_rows("from_moments", data.y, loc=loc, variance=variance)
     y, y_variance = data.y, data.y_variance
     square = jnp.square(y) + y_variance
-    first = psi1(kernel, loc, variance, Z, integrate=integrate)
-    linear = matmul(data.linear * y, first)
+    first = psi1(kernel, loc, variance, Z, integrate=integrate)  # <k(h_n, Z)> (N, M)
+    linear = matmul(data.linear * y, first)  # sum_n β_n κ_n / s_n^2 y_n <k(Z, h_n)>
     if tilt is not None:
+        # V_n ζ_n, and E[(y_n + ζ_n' h_n)^2] = (y_n + ζ_n' E h_n)^2 + ζ_n' V_n ζ_n + Var[y_n]
         tilted = DenseOperations.apply(variance, tilt) if variance.ndim == 3 else variance * tilt
         square = jnp.square(y + (tilt * loc).sum(-1)) + (tilt * tilted).sum(-1) + y_variance
         values = psi1_times_h(kernel, loc, variance, Z, integrate=integrate)
+        # + sum_n β_n κ_n / s_n^2 <ζ_n' h_n k(Z, h_n)>
         linear = linear + einsum("n,nd,nmd->m", data.linear, tilt, values)
+    # sum_n β_n κ_n^2 / s_n^2 <k(Z, h_n) k(h_n, Z)>
     second = psi2(kernel, loc, variance, Z, weights=data.quadratic, integrate=integrate)
     whiten = resolved(whiten, second)
-    Phi = matmul(matmul(whiten, second), whiten.T)
+    Phi = matmul(matmul(whiten, second), whiten.T)  # L^-1 psi_2 L^-T
     Phi = 0.5 * (Phi + Phi.T)
-    variances = psi0(kernel, loc, variance, integrate=integrate)
+    variances = psi0(kernel, loc, variance, integrate=integrate)  # <k(h_n, h_n)>
     # Not clipped, unlike open_variance: rounding errors of the trace are those of Phi, and cancel in the bound.
     open_ = (data.quadratic * variances).sum() - jnp.trace(Phi)
-    features = matmul(first, whiten.T)
+    features = matmul(first, whiten.T)  # rows <a_n>' = <k(h_n, Z)> L^-T
     c = data.log_density(square) - 0.5 * open_
     return Quadratic(Phi, matmul(whiten, linear), c, data.peak()), features
 
@@ -377,7 +384,7 @@ def predict(A: Array, variances: Array, loc: Array, scale_tril: Array) -> tuple[
         >>> print(f"{mean[0]:.2f} {mean[1]:.2f} {variance[0]:.2f} {variance[1]:.2f}")
         0.00 0.40 1.00 0.37
     """
-    spread = quadratic_forms(times_transpose(scale_tril)[None], A)[:, 0]
+    spread = quadratic_forms(times_transpose(scale_tril)[None], A)[:, 0]  # a' Σ a
     return matmul(A, loc), open_variance(variances, jnp.square(A).sum(-1), A.shape[-1]) + spread
 
 
@@ -414,8 +421,10 @@ def upper_bound(A: Array, variances: Array, y: Array, noise: ArrayLike) -> Array
     require_noise("upper_bound", noise)
     gram, projected = matmul(A.T, A), matmul(A.T, y)
     eye, s2 = jnp.eye(A.shape[1], dtype=A.dtype), jnp.square(jnp.asarray(noise, A.dtype))
-    total = s2 + open_variance(variances, jnp.square(A).sum(-1), A.shape[-1]).sum()
+    total = s2 + open_variance(variances, jnp.square(A).sum(-1), A.shape[-1]).sum()  # s^2 + τ
+    # log|A A' + s^2 I| = log|I + A' A / s^2| + N log s^2
     log_det = 2 * jnp.log(jnp.diagonal(jnp.linalg.cholesky(eye + gram / s2))).sum() + len(y) * jnp.log(s2)
+    # With t = τ + s^2: y' (A A' + t I)^-1 y = (y' y - y' A (I + A' A / t)^-1 A' y / t) / t
     half = solve_lower(jnp.linalg.cholesky(eye + gram / total), projected[:, None])[:, 0]
     square = (matmul(y, y) - matmul(half, half) / total) / total
     return -0.5 * (log_det + square + len(y) * math.log(2 * math.pi))

@@ -121,7 +121,9 @@ class _Layer:
         self.Z = jnp.pad(Z, ((0, 0), (0, 1)))
         self.inputs = jnp.hstack([loc, one]), jnp.pad(variance, [(0, 0), *[(0, 1)] * (variance.ndim - 1)])
         self.loc, self.variance = loc, variance
+        # Cov[v~] = L^-T Σ L^-1 for v~ = L^-T v
         self.whiten, self.covariance = whiten, matmul(matmul(whiten.T, v.covariance), whiten)
+        # E[v~ | h] = L^-T m + B (h - E h), B = L^-T G V^-1 (N, M, D)
         self.slopes = self.by_inputs(matmul(whiten.T, v.with_inputs))
         self.forms = self.affine(matmul(whiten.T, v.loc), self.slopes)
 
@@ -131,12 +133,12 @@ class _Layer:
         if self.variance.ndim == 3:
             return jnp.linalg.solve(self.variance, cross.reshape(*shape[:1], -1, shape[-1]).mT).mT.reshape(shape)
         V = self.variance.reshape(shape[0], *(1,) * (cross.ndim - 2), shape[-1])
-        return cross / jnp.where(V > 0, V, jnp.inf)
+        return cross / jnp.where(V > 0, V, jnp.inf)  # an input without variance has no covariances: slope zero
 
     def affine(self, mean: Array, slopes: Array) -> Array:
         """The linear forms of (h, 1) that are ``mean`` at the mean of h."""
         at = self.loc.reshape(self.loc.shape[0], *(1,) * (slopes.ndim - 2), -1)
-        return jnp.concatenate([slopes, (mean - (slopes * at).sum(-1))[..., None]], -1)
+        return jnp.concatenate([slopes, (mean - (slopes * at).sum(-1))[..., None]], -1)  # b' h + (mean - b' E h)
 
 
 def _spread(variance: Array, slopes: Array) -> Array:
@@ -179,13 +181,15 @@ def expected_product(
     Source: Chamberlin (2016), section 4.7.6.
     """
     layer = _Layer(kernel, Z, whiten, loc, variance, v)
-    slopes = layer.by_inputs(target.with_inputs)
+    slopes = layer.by_inputs(target.with_inputs)  # E[y | h] = E y + b' (h - E h)
     forms = layer.affine(target.loc, slopes)
+    # Cov[v~, y | h] = L^-T Cov[v, y] - B V b
     common = jax.vmap(lambda s, b, B: (_spread(s, b) * B).sum(-1))(variance, slopes, layer.slopes)
     given = matmul(target.with_values, whiten) - common
 
     def row(m: Array, s: Array, own: Array, t: Array, c: Array) -> Array:
         values = lambda *extra: layer.statistics.values(layer.Z, extra, m, s)  # noqa: E731
+        # sum_m Cov[v~_m, y | h] <k(z_m, h)> + <k(z_m, h) E[v~_m | h] E[y | h]>
         return (c * values() + values(own, t)).sum()
 
     return each_row(*layer.inputs, Z.size, row, layer.forms, forms, given)
@@ -227,11 +231,12 @@ def expected_square(kernel: Kernel, Z: Array, whiten: Array, loc: Array, varianc
     """
     layer = _Layer(kernel, Z, whiten, loc, variance, v)
     i, j = map(jnp.asarray, np.triu_indices(len(Z)))
-    twice = jnp.where(i == j, 1, 2).astype(loc.dtype)
+    twice = jnp.where(i == j, 1, 2).astype(loc.dtype)  # pairs i <= j stand for both orders
 
     @jax.checkpoint
     def row(m: Array, s: Array, own: Array, B: Array, S: Array) -> Array:
         pairs = lambda *extra: layer.statistics.pairs(layer.Z, (i, j), extra, m, s)  # noqa: E731
+        # Cov[v~_i, v~_j | h] = Cov[v~_i, v~_j] - B_i V B_j'
         C = layer.covariance[i, j] - (B[i] * _spread(S, B[j])).sum(-1)
         return matmul(twice, C * pairs() + pairs(own[i], own[j]))
 
@@ -316,7 +321,7 @@ Covariance: TypeAlias = Array | JointCovariance | LowRankCovariance
 def coupled(U: Transition, below: Array) -> Array:
     """U times columns (..., P⁻, M⁻, K): shape (..., P, M, K)."""
     if isinstance(U, LowRankTransition):
-        return einsum("pmj,...jk->...pmk", U.left, einsum("jqr,...qrk->...jk", U.right, below))
+        return einsum("pmj,...jk->...pmk", U.left, einsum("jqr,...qrk->...jk", U.right, below))  # B (O x)
     return einsum("pmqr,...qrk->...pmk", U, below)
 
 
@@ -325,8 +330,10 @@ def root(W: Covariance, P: int, M: int) -> Array:
     if isinstance(W, JointCovariance):
         return W.scale_tril.reshape(P, M, P * M)
     if isinstance(W, LowRankCovariance):
+        # diag(σ) and diag(σ) F side by side
         alone = jnp.diag(W.scale.reshape(-1)).reshape(P, M, P * M)
         return jnp.concatenate([alone, W.scale[..., None] * W.factor], -1)
+    # Block diagonal: W_p = R_p R_p' of outputs that are independent given those below.
     return einsum("pmk,pq->pmqk", W, jnp.eye(P, dtype=W.dtype)).reshape(P, M, P * M)
 
 
@@ -336,6 +343,7 @@ def covariances(W: Covariance, P: int, M: int) -> Array:
         return times_transpose(W.scale_tril.reshape(P, M, P * M))
     if isinstance(W, LowRankCovariance):
         thin = W.scale[..., None] * W.factor
+        # diag(σ)^2 + diag(σ) F F' diag(σ), for rows of one output
         return matmul(thin, thin.mT) + jnp.square(W.scale)[..., None] * jnp.eye(M, dtype=W.scale.dtype)
     return times_transpose(W)
 
@@ -509,70 +517,77 @@ def markov_bound(
     _require_shapes(hidden, tuple(between), last, X, y)
     Sigma = times_transpose(hidden.scale_tril)
     below = _first(hidden, Sigma)
+    # -KL[q(v^1) || N(0, I)] - E KL[q(h^1 | v^1) || p(h^1 | v^1, X)]
     bound = -kl_full(hidden.loc, hidden.scale_tril).sum() - _hidden_divergence(hidden, Sigma, X)
     for layer in between:
         mean, columns, v = _follow(layer.values, below)
         T, S = layer.weights, v.covariance
-        loc = layer.shift + einsum("npm,pm->np", T, mean)
-        TF = einsum("npm,pmk->npk", T, columns)
-        with_below = einsum("npm,npmd->npd", T, jnp.moveaxis(v.with_inputs, 0, 1))
-        with_values = einsum("npm,pmk->npk", T, S)
-        variance = jnp.square(layer.scale) + (with_values * T).sum(-1)
+        loc = layer.shift + einsum("npm,pm->np", T, mean)  # E h = T m + t
+        TF = einsum("npm,pmk->npk", T, columns)  # Cov[h] = T F F' T' + Ω with Cov[v] = F F'
+        with_below = einsum("npm,npmd->npd", T, jnp.moveaxis(v.with_inputs, 0, 1))  # Cov[h, h^-] = T Cov[v, h^-]
+        with_values = einsum("npm,pmk->npk", T, S)  # Cov[h_p, v_p] = T Σ
+        variance = jnp.square(layer.scale) + (with_values * T).sum(-1)  # T Σ T' + Ω
         slope = jnp.zeros((below.loc.shape[1], loc.shape[1]), loc.dtype) if layer.slope is None else layer.slope
         target = _less_linear(Target(loc, with_below, with_values), variance, slope, below, v)
+        # + E[log N(h; f(h^-), s^2)] + entropy of q(h | v) - E KL[q(v | v^-) || N(0, I)]
         bound = bound + _expected_density(layer.values, below, v, *target) + entropy(jnp.square(layer.scale)).sum()
         bound = bound - _divergence(layer.values, below)
         covariance = matmul(TF, TF.mT) + jnp.square(layer.scale)[..., None] * jnp.eye(T.shape[1], dtype=T.dtype)
+        # Cov[v, h] = F F' T'
         below = _State(mean, columns, einsum("pmk,ndk->npmd", columns, TF), loc, covariance)
     _, _, v = _follow(last, below)
     N, Q = y.shape
+    # Observations are targets without covariances.
     known = Target(y, jnp.zeros((N, Q, below.loc.shape[1]), y.dtype), jnp.zeros((N, *last.loc.shape), y.dtype))
     return bound + _expected_density(last, below, v, known, jnp.zeros_like(y)) - _divergence(last, below)
 
 
 def _first(layer: HiddenLayer, Sigma: Array) -> _State:
-    TS = einsum("npk,pkl->npl", layer.weights, Sigma)
+    TS = einsum("npk,pkl->npl", layer.weights, Sigma)  # T_n Σ
     one = jnp.eye(len(Sigma), dtype=TS.dtype)
-    variance = jnp.square(layer.scale) + (TS * layer.weights).sum(-1)
+    variance = jnp.square(layer.scale) + (TS * layer.weights).sum(-1)  # T Σ T' + Ω
     loc = layer.shift + einsum("npk,pk->np", layer.weights, layer.loc)
     columns = root(layer.scale_tril, *layer.loc.shape)
+    # Outputs of the first layer are independent: Cov[v_p, h_d] = 0 unless p = d.
     return _State(layer.loc, columns, einsum("npm,pd->npmd", TS, one), loc, variance)
 
 
 def _follow(layer: MarkovLayer, below: _State) -> tuple[Array, Array, Coupled]:
     """Means and columns of the inducing values, and what each output of them has in common with the layer's inputs."""
-    mean = layer.loc + coupled(layer.transition, below.mean[..., None])[..., 0]
-    moved = coupled(layer.transition, below.columns)
+    mean = layer.loc + coupled(layer.transition, below.mean[..., None])[..., 0]  # U m^- + t
+    moved = coupled(layer.transition, below.columns)  # U F^-, where Cov[v^-] = F^- F^-'
     columns = jnp.concatenate([moved, root(layer.scale_tril, *layer.loc.shape)], -1)
-    own = matmul(moved, moved.mT) + covariances(layer.scale_tril, *layer.loc.shape)
-    with_inputs = jnp.moveaxis(coupled(layer.transition, below.with_hidden), 0, 1)
+    own = matmul(moved, moved.mT) + covariances(layer.scale_tril, *layer.loc.shape)  # Σ = U Σ^- U' + W
+    with_inputs = jnp.moveaxis(coupled(layer.transition, below.with_hidden), 0, 1)  # Cov[v, h^-] = U Cov[v^-, h^-]
     return mean, columns, Coupled(mean, own, with_inputs)
 
 
 def _divergence(layer: MarkovLayer, below: _State) -> Array:
     """E KL[q(v | v⁻) || N(0, I)]: that at the mean of v⁻, and half the trace of the covariance that U adds."""
     mean = layer.loc + coupled(layer.transition, below.mean[..., None])[..., 0]
-    spread = jnp.square(coupled(layer.transition, below.columns)).sum()
+    spread = jnp.square(coupled(layer.transition, below.columns)).sum()  # tr U Σ^- U'
     return divergence(mean, layer.scale_tril) + 0.5 * spread
 
 
 def _less_linear(target: Target, variance: Array, slope: Array, below: _State, v: Coupled) -> tuple[Target, Array]:
     """The target without ``slope`` (P⁻, P) times the inputs, and its variance."""
     V: Any = below.variance if below.variance.ndim == 3 else jax.vmap(jnp.diag)(below.variance)
-    spread = einsum("dp,nde->npe", slope, V)
+    spread = einsum("dp,nde->npe", slope, V)  # w' V, covariances of w' h^- with h^-
     both = target.with_inputs
+    # Var[t - w' h^-] = Var[t] + w' V w - 2 w' Cov[h^-, t]
     variance = variance + (spread * slope.T).sum(-1) - 2 * (both * slope.T).sum(-1)
-    shared = einsum("dp,pnmd->npm", slope, v.with_inputs)
+    shared = einsum("dp,pnmd->npm", slope, v.with_inputs)  # Cov[w' h^-, v]
     return Target(target.loc - matmul(below.loc, slope), both - spread, target.with_values - shared), variance
 
 
 def _hidden_divergence(layer: HiddenLayer, Sigma: Array, X: Array) -> Array:
     r""":math:`\sum_{np} E_{q(v)} \mathrm{KL}[q(h_{np} \mid v) \,\|\, p(h_{np} \mid v, x_n)]`."""
     whiten = inverse_cholesky(layer.kernel.gram(layer.Z), "k(Z, Z) of the first layer")
-    A = matmul(layer.kernel(X, layer.Z), whiten.T)
+    A = matmul(layer.kernel(X, layer.Z), whiten.T)  # rows a_n' = k(x_n, Z) L^-T
     open_ = open_variance(layer.kernel.diag(X), jnp.square(A).sum(-1), len(layer.Z))
-    c = (open_ + jnp.square(layer.noise))[:, None]
-    between = layer.weights - A[:, None]
+    c = (open_ + jnp.square(layer.noise))[:, None]  # Var[h_n | v] = k - a_n' a_n + s^2 under the model
+    between = layer.weights - A[:, None]  # T_n - a_n'
+    # E[(T_n v + t_n - m(x_n) - a_n' v)^2] = gap_n^2 + (T_n - a_n') Σ (T_n - a_n')'
     gap = layer.shift - layer.mean + einsum("npk,pk->np", between, layer.loc)
     square = jnp.square(gap) + einsum("npk,pkl,npl->np", between, Sigma, between)
     return expected_kl(jnp.square(layer.scale), square, c).sum()
@@ -589,7 +604,8 @@ def _expected_density(layer: MarkovLayer, below: _State, v: Coupled, target: Tar
 
     def output(own: Coupled, t: Target, spread: Array) -> Array:
         product, square = expected_product(*where, own, t), expected_square(*where, own)
-        error = jnp.square(t.loc) + spread - 2 * product + square
+        error = jnp.square(t.loc) + spread - 2 * product + square  # E[(t - a(h)' v)^2] (N,)
+        # sum_n <k(h, h)> - tr <a a'> is shared out evenly: only its sum counts.
         return Observations(t.loc, layer.noise).log_density(error + open_ / len(loc))
 
     return jax.vmap(output, (0, 1, 1))(v, target, target_variance).sum()

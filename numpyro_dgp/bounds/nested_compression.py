@@ -123,11 +123,11 @@ def _hidden(layer: NestedLayer, loc: Array, variance: Array | None, integrate: I
     # At y = 0 the expected log density contains the expected square of g(h) and the conditional variance. The trace
     # term is its difference to the log density with the square of the mean of g(h) and the variance that q(v) adds.
     data, A = _data(layer, loc, variance, zero, integrate)
-    mean = _mean(layer, loc) + matmul(A, layer.loc.T)
-    spread = in_blocks(partial(quadratic_forms, times_transpose(layer.scale_tril)), A)
+    mean = _mean(layer, loc) + matmul(A, layer.loc.T)  # <g> = W' <h> + b + <a>' m
+    spread = in_blocks(partial(quadratic_forms, times_transpose(layer.scale_tril)), A)  # <a>' Σ <a>
     known = Observations(zero, layer.noise).log_density(jnp.square(mean) + spread)
     penalty = known - data.expected(layer.loc, layer.scale_tril).sum()
-    return penalty, (mean, spread + jnp.square(layer.noise))
+    return penalty, (mean, spread + jnp.square(layer.noise))  # q(h^l) has mean <g> and variance <a>' Σ <a> + σ^2
 
 
 def _data(
@@ -142,6 +142,7 @@ def _data(
     W = jnp.zeros((loc.shape[-1], y.shape[-1]), loc.dtype) if layer.W is None else layer.W
 
     def output(t: Array, w: Array) -> tuple[Quadratic, Array]:
+        # y - g(h) with the slope W on the side of y: y - b - w' h - a(h)' v
         tilt = None if layer.W is None else jnp.broadcast_to(-w, loc.shape)
         where = layer.kernel, layer.Z, whiten, loc, variance
         return with_features(*where, Observations(t, layer.noise), tilt=tilt, integrate=integrate)  # type: ignore[arg-type]

@@ -337,6 +337,7 @@ class Product(Kernel):
 
     def features(self, key: Array, X: Array, num: int) -> Array:
         left, right = jax.random.split(key)
+        # E[f_1 f_2 f_1' f_2'] = k_1 k_2 for independent f_1 and f_2
         return self.left.features(left, X, num) * self.right.features(right, X, num)
 
     def spectral_density(self, omega: Array) -> Array:
@@ -528,6 +529,7 @@ def expand(kernel: Kernel) -> tuple[Summand, ...]:
     if isinstance(kernel, Sum):
         return expand(kernel.left) + expand(kernel.right)
     if isinstance(kernel, Product):
+        # (a + b) (c + d) = a c + a d + b c + b d
         return tuple(a * b for a in expand(kernel.left) for b in expand(kernel.right))
     if isinstance(kernel, ActiveDims):
         return tuple(summand.on(kernel.dims) for summand in expand(kernel.kernel))
@@ -541,6 +543,7 @@ def _spectral_density(kernel: Kernel, omega: Array) -> Array:
     for summand in expand(kernel):
         if summand.alone is None:
             raise no_spectral_density(str(summand))
+        # Linear in the kernel: ϱ of sum_i α_i k_i is sum_i α_i ϱ_i.
         total = total + summand.scale * summand.alone.spectral_density(omega)
     return total
 

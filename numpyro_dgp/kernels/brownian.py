@@ -79,7 +79,7 @@ class Brownian(Kernel):
     def evaluate(self, X1: Array, X2: Array) -> Array:
         a, b = self._from_origin(X1)[..., :, None], self._from_origin(X2)[..., None, :]
         near, far = jnp.minimum(jnp.abs(a), jnp.abs(b)), jnp.maximum(jnp.abs(a), jnp.abs(b))
-        return self.variance * jnp.where(a * b > 0, self.covariance(near, far), 0)
+        return self.variance * jnp.where(a * b > 0, self.covariance(near, far), 0)  # a b > 0: on one side of the origin
 
     def diagonal(self, X: Array) -> Array:
         distance = jnp.abs(self._from_origin(X))
@@ -87,10 +87,12 @@ class Brownian(Kernel):
 
     def features(self, key: Array, X: Array, num: int) -> Array:
         frequency_key, phase_key = jax.random.split(key)
+        # E[cos(ω u)] = e^(-u/2) for ω from a Cauchy distribution of scale 1/2
         omega = 0.5 * jax.random.cauchy(frequency_key, (num,), X.dtype)
         right, left = jax.random.uniform(phase_key, (2, num), X.dtype, maxval=2 * math.pi)
         x = self._from_origin(X)[..., None]
         distance = jnp.abs(x)
+        # sqrt(2 k(x, x) w(ω)) cos(ω log|x - x_0| + phase)
         scale = safe_sqrt(2 * self.variance * self.covariance(distance, distance) * self._weights(omega))
         time = jnp.log(jnp.maximum(distance, jnp.finfo(x.dtype).tiny))
         return scale * jnp.cos(omega * time + jnp.where(x > 0, right, left))  # both sides are independent
@@ -124,8 +126,9 @@ class IntegratedBrownian(Brownian):
     """
 
     def covariance(self, nearer: Array, further: Array) -> Array:
-        return jnp.square(nearer) * (3 * further - nearer) / 6
+        return jnp.square(nearer) * (3 * further - nearer) / 6  # a^2 (3 b - a) / 6
 
     def _weights(self, omega: Array) -> Array:
         r"""The correlation is :math:`\tfrac32 e^{-u/2} - \tfrac12 e^{-3u/2}` at logarithms of distances u apart."""
+        # Its density, 3 / (2 π (1/4 + ω^2) (9/4 + ω^2)), over Cauchy's, 1 / (2 π (1/4 + ω^2)).
         return 3 / (2.25 + jnp.square(omega))

@@ -136,6 +136,7 @@ class Categorical(Kernel):
         self.check_inputs(X1)
         correlation = jnp.broadcast_to(self.correlation, len(self.levels))
         same = [X1[..., :, None, d] == X2[..., None, :, d] for d in range(len(correlation))]
+        # prod_d ρ_d^[c_d != c'_d]
         product = math.prod(jnp.where(s, 1, r) for s, r in zip(same, correlation, strict=True))
         return self.variance * product + self._nothing(X1)[..., :, None] + self._nothing(X2)[..., None, :]
 
@@ -146,8 +147,9 @@ class Categorical(Kernel):
         correlation = jnp.broadcast_to(self.correlation, len(self.levels))
         values: Any = jnp.sqrt(self.variance)
         for d, (count, column_key) in enumerate(zip(self.levels, jax.random.split(key, len(correlation)), strict=True)):
-            draws = jax.random.normal(column_key, (count + 1, num), X.dtype)
+            draws = jax.random.normal(column_key, (count + 1, num), X.dtype)  # one shared, one for each category
             own = jnp.sqrt(1 - correlation[d]) * matmul(_indicators(X[..., d], count), draws[1:])
+            # sqrt(ρ) g + sqrt(1 - ρ) g_c: covariance ρ^[c != c']
             values = values * (jnp.sqrt(correlation[d]) * draws[0] + own)
         return values + self._nothing(X)[..., None]
 
@@ -210,7 +212,7 @@ class Embedding(Kernel):
 
     def _places(self, X: Array) -> Array:
         self.check_inputs(X)
-        places = matmul(_indicators(X[..., 0], len(self.table)), self.table)
+        places = matmul(_indicators(X[..., 0], len(self.table)), self.table)  # e_c, the row c of the table
         return places + self._nothing(X)[..., None]
 
     def evaluate(self, X1: Array, X2: Array) -> Array:

@@ -211,6 +211,7 @@ class Convolutional(Kernel):
     def _with(self, X: Array, Z: Array) -> Array:
         def block(x: Array) -> Array:
             w = self._weights(x.dtype)
+            # sum_r w_r k_g(x^[r], z)
             return jax.vmap(lambda patches: matmul(w, self.kernel.evaluate(patches, Z)))(self.patches(x))
 
         return in_blocks(block, X, cells=self.patches.count * len(Z))
@@ -222,7 +223,7 @@ class Convolutional(Kernel):
         w, pairs = self._weights(X1.dtype), self.patches.count**2
 
         def pair(patches: Array, others: Array) -> Array:
-            return matmul(matmul(w, self.kernel.evaluate(patches, others)), w)
+            return matmul(matmul(w, self.kernel.evaluate(patches, others)), w)  # sum_rr' w_r w_r' k_g(x^[r], x'^[r'])
 
         def some(x1: Array) -> Array:
             def block(x2: Array) -> Array:
@@ -238,7 +239,7 @@ class Convolutional(Kernel):
         def variance(patches: Array) -> Array:
             own = self.kernel.diagonal(patches)[:, None]  # free of the rounding of distances
             K = jnp.where(jnp.eye(len(patches), dtype=bool), own, self.kernel.evaluate(patches, patches))
-            return matmul(matmul(K, w), w)
+            return matmul(matmul(K, w), w)  # w' K w
 
         def block(x: Array) -> Array:
             return jax.vmap(variance)(self.patches(x))
@@ -249,6 +250,7 @@ class Convolutional(Kernel):
         w = self._weights(X.dtype)
 
         def block(x: Array) -> Array:
+            # sum_r w_r g(x^[r])
             return jax.vmap(lambda patches: matmul(w, self.kernel.features(key, patches, num)))(self.patches(x))
 
         found = in_blocks(block, X.reshape(-1, X.shape[-1]), cells=self.patches.count * num)
@@ -269,5 +271,6 @@ def as_convolutional(kernel: Kernel) -> Convolutional | None:
     if not isinstance(alone, Convolutional):
         return None
     return (
+        # The scale goes to the kernel of patches: α k has α k_g.
         Convolutional(summands[0].scale * alone.kernel, alone.patches, alone.weights) if summands[0].scales else alone
     )

@@ -98,12 +98,13 @@ def terms(kernel: Kernel, dims: int, dtype: jnp.dtype) -> tuple[Summed, ...]:
     """
     found: tuple[Summed, ...] = ()
     for summand in expand(kernel.cast(dtype)):
-        log_scale: Any = sum((jnp.log(scale) for scale in summand.scales), start=jnp.zeros((), dtype))
+        log_scale: Any = sum((jnp.log(scale) for scale in summand.scales), start=jnp.zeros((), dtype))  # log α
         products: tuple[Term, ...] = (Term(log_scale, jnp.zeros(dims, dtype)),)
         for factor in summand.factors:
             columns = _columns_of(factor, dims)
             if not factor.kernel.of_labels:
                 tilts = [term.on(columns, dims) for term in factor.kernel.tilts(len(columns))]
+                # A product of sums of terms is a sum of products of terms.
                 products = tuple(a * b for a in products for b in tilts)
         labels = tuple(factor for factor in summand.factors if factor.kernel.of_labels)
         found += tuple(Summed(term, labels) for term in products)
@@ -144,15 +145,18 @@ def _tilt(loc: Array, variance: Array, precision: Array, centres: Array) -> tupl
     """
     shift = centres - loc
     if variance.ndim == 1:
-        growth = 1 + precision * variance
+        growth = 1 + precision * variance  # 1 + τ V
+        # τ / (1 + τ V), V / (1 + τ V)
         rate, covariance, log_det = precision / growth, variance / growth, jnp.log(growth).sum()
         square = (rate * jnp.square(shift)).sum(-1)
     else:
         root = safe_sqrt(precision)
+        # L L' = I + T^1/2 V T^1/2 with T = diag(τ); no inverse of V or T, both of which may be singular
         L = jnp.linalg.cholesky(jnp.eye(len(loc), dtype=loc.dtype) + root[:, None] * variance * root)
         half = jax.scipy.linalg.solve_triangular(L, root[:, None] * variance, lower=True)
-        covariance = variance - matmul(half.T, half)
-        log_det = 2 * jnp.log(jnp.diagonal(L)).sum()
+        covariance = variance - matmul(half.T, half)  # (V^-1 + T)^-1 = V - V T^1/2 (L L')^-1 T^1/2 V
+        log_det = 2 * jnp.log(jnp.diagonal(L)).sum()  # log|I + T V|
+        # (z - m)' T^1/2 (L L')^-1 T^1/2 (z - m)
         square = jnp.square(jax.scipy.linalg.solve_triangular(L, (root * shift).T, lower=True)).sum(0)
     ops = DiagonalOperations if variance.ndim == 1 else DenseOperations
     return -0.5 * (square + log_det), loc + ops.apply(covariance, precision * shift), covariance
@@ -163,6 +167,7 @@ def _moment(forms: Sequence[Array], mean: Array, covariance: Array) -> Array:
     if not forms:
         return jnp.ones(mean.shape[:-1], mean.dtype)
     first, *rest = forms
+    # E[prod_i e_i' x] = e_1' m E[prod_{i>1} e_i' x] + sum_{i>1} e_1' V e_i E[the others]
     value = (first * mean).sum(-1) * _moment(rest, mean, covariance)
     ops = DiagonalOperations if covariance.ndim == 1 else DenseOperations
     for i, other in enumerate(rest):
@@ -191,6 +196,7 @@ class Tilted:
         def squares(pending: tuple[Array, ...], forms: list[Array]) -> Array:
             if not pending:
                 return _moment(forms, loc, variance)
+            # h' F_j h = sum_d F_jd h_d^2, one form after the other
             each = jax.vmap(lambda e: squares(pending[1:], [*forms, e, e]))(unit)
             return (pending[0] * each).sum()
 
@@ -210,7 +216,7 @@ class Tilted:
         for summed in self.terms:
             t = summed.term
             log_mass, mean, covariance = _tilt(loc, variance, t.precision, Z)
-            forms = [*extra, *(a * Z for a in t.forms)]
+            forms = [*extra, *(a * Z for a in t.forms)]  # h' F_j z = (F_j z)' h
             moment = jnp.exp(t.log_scale + log_mass) * _moment(forms, mean, covariance)
             total = total + (moment * summed.between(loc, variance, Z) if summed.labels else moment)
         return total
@@ -234,6 +240,8 @@ class Tilted:
         for (s, _), of_s in zip(self.terms, between, strict=True):
             for (t, _), of_t in zip(self.terms, between, strict=True):
                 precision = s.precision + t.precision
+                # s (h - z)^2 + t (h - z')^2 = (s + t) (h - c)^2 + s t / (s + t) (z - z')^2,
+                # c = z' + s / (s + t) (z - z')
                 share = s.precision / jnp.where(precision > 0, precision, jnp.inf)
                 apart = (share * t.precision * jnp.square(Z1 - Z2)).sum(-1)
                 log_mass, mean, covariance = _tilt(loc, variance, precision, Z2 + share * (Z1 - Z2))
@@ -447,20 +455,20 @@ class _Nodes:
             points = loc + safe_sqrt(variance) * self.white
         else:
             points = loc + matmul(self.white, jnp.linalg.cholesky(variance).T)
-        return points, math.prod([matmul(points, b) for b in extra], start=self.weights)
+        return points, math.prod([matmul(points, b) for b in extra], start=self.weights)  # weights β_k prod_i e_i' h_k
 
     def diagonal(self, loc: Array, variance: Array) -> Array:
         points, weights = self._points((), loc, variance)
-        return matmul(weights, self.kernel.diag(points))
+        return matmul(weights, self.kernel.diag(points))  # sum_k β_k k(h_k, h_k)
 
     def values(self, Z: Array, extra: Sequence[Array], loc: Array, variance: Array) -> Array:
         points, weights = self._points(extra, loc, variance)
-        return matmul(weights, self.kernel(points, Z))
+        return matmul(weights, self.kernel(points, Z))  # sum_k β_k k(h_k, Z)
 
     def pairs(self, Z: Array, pairs: Any, extra: Sequence[Array], loc: Array, variance: Array) -> Array:
         points, weights = self._points(extra, loc, variance)
         K = self.kernel(points, Z)
-        return matmul(K.T * weights, K)[pairs]
+        return matmul(K.T * weights, K)[pairs]  # sum_k β_k k(Z, h_k) k(h_k, Z)
 
 
 def _statistics(kernel: Kernel, loc: Array, variance: Array, integrate: Integrate) -> Any:
@@ -471,6 +479,7 @@ def _statistics(kernel: Kernel, loc: Array, variance: Array, integrate: Integrat
 def _is_covariance(V: Any) -> Any:
     """Whether matrices (N, D, D) are symmetric, up to rounding, and their variances at least zero."""
     index = np.arange(V.shape[-1])
+    # By this much of the largest entry the two triangles may differ.
     apart = abs(V - V.swapaxes(-1, -2)) > 1e-3 * abs(V).max((-1, -2), keepdims=True)
     return ~apart & ~(V[..., index, index] < 0)[..., None]
 

@@ -92,7 +92,7 @@ class Linear(Kernel):
         require_positive_array(self, "variance")
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
-        return matmul(X1 * by_column(self, "variance", X1.shape[-1]), X2.mT)
+        return matmul(X1 * by_column(self, "variance", X1.shape[-1]), X2.mT)  # sum_d σ_d^2 x_d x'_d
 
     def diagonal(self, X: Array) -> Array:
         return (jnp.square(X) * by_column(self, "variance", X.shape[-1])).sum(-1)
@@ -108,7 +108,7 @@ class Linear(Kernel):
         if type(self) is not Linear:
             return super().tilts(dims)
         none = jnp.zeros(dims, jnp.asarray(self.variance).dtype)
-        return (Term(none.sum(), none, (none + by_column(self, "variance", dims),)),)
+        return (Term(none.sum(), none, (none + by_column(self, "variance", dims),)),)  # log α = 0, τ = 0, F = diag(σ^2)
 
 
 @pytree
@@ -154,12 +154,14 @@ class Polynomial(Kernel):
     def features(self, key: Array, X: Array, num: int) -> Array:
         draws = jax.random.normal(key, (self.degree, X.shape[-1] + 1, num), X.dtype)
         scaled = extended(X, by_column(self, "variance", X.shape[-1]), self.offset)
+        # A product of independent linear functions, each of covariance sum_d σ_d^2 x_d x'_d + offset.
         return math.prod(matmul(scaled, draw) for draw in draws)  # type: ignore[return-value]
 
     def tilts(self, dims: int) -> tuple[Term, ...]:
         if type(self) is not Polynomial:
             return super().tilts(dims)
         none, p = jnp.zeros(dims, jnp.asarray(self.variance).dtype), self.degree
+        # (x' F z + c)^p = sum_j (p over j) c^(p - j) (x' F z)^j
         scales = [math.log(math.comb(p, j)) + (p - j) * jnp.log(self.offset) for j in range(p + 1)]
         form = none + by_column(self, "variance", dims)
         return tuple(Term(scale, none, (form,) * j) for j, scale in enumerate(scales))
@@ -175,19 +177,20 @@ def _arc_cosine(order: int, cosine: Array) -> Array:
     cosine = jnp.clip(cosine, -1, 1)
     theta, sine = jnp.arccos(cosine), jnp.sqrt(1 - jnp.square(cosine))
     if order == 0:
-        return math.pi - theta
+        return math.pi - theta  # J_0
     if order == 1:
-        return sine + (math.pi - theta) * cosine
-    return 3 * sine * cosine + (math.pi - theta) * (1 + 2 * jnp.square(cosine))
+        return sine + (math.pi - theta) * cosine  # J_1
+    return 3 * sine * cosine + (math.pi - theta) * (1 + 2 * jnp.square(cosine))  # J_2
 
 
 @_arc_cosine.defjvp
 def _arc_cosine_jvp(order: int, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (cosine,), (tangent,) = primals, tangents
     if order > 0:
-        slope = order**2 * _arc_cosine(order - 1, cosine)
+        slope = order**2 * _arc_cosine(order - 1, cosine)  # n^2 J_n-1
     else:
         sine2 = 1 - jnp.square(cosine)
+        # 1 / sin χ, and zero where χ is 0 or π
         slope = jax.lax.rsqrt(jnp.where(sine2 > jnp.finfo(cosine.dtype).eps, sine2, jnp.inf))
     return _arc_cosine(order, cosine), slope * tangent
 
@@ -248,12 +251,12 @@ class ArcCosine(ZonalKernel):
         return squared_length(X, self._weights(X), self.bias_variance)
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
-        norms = jnp.sqrt(self._squared_norm(X1)[..., :, None] * self._squared_norm(X2)[..., None, :])
-        cosine = (matmul(X1 * self._weights(X1), X2.mT) + self.bias_variance) / norms
+        norms = jnp.sqrt(self._squared_norm(X1)[..., :, None] * self._squared_norm(X2)[..., None, :])  # |x| |x'|
+        cosine = (matmul(X1 * self._weights(X1), X2.mT) + self.bias_variance) / norms  # cos χ = x . x' / |x| |x'|
         return self.variance / math.pi * norms**self.order * _arc_cosine(self.order, cosine)
 
     def diagonal(self, X: Array) -> Array:
-        at_zero = {0: 1.0, 1: 1.0, 2: 3.0}[self.order]
+        at_zero = {0: 1.0, 1: 1.0, 2: 3.0}[self.order]  # J_n(0) / π
         return self.variance * at_zero * self._squared_norm(X) ** self.order
 
     def directions(self, X: Array) -> Array:
@@ -269,8 +272,9 @@ class ArcCosine(ZonalKernel):
         weight_key, sign_key = jax.random.split(key)
         weights = jax.random.normal(weight_key, (X.shape[-1] + 1, num), X.dtype)
         activation = matmul(extended(X, self._weights(X), self.bias_variance), weights)
-        sign = jax.random.rademacher(sign_key, (num,), X.dtype)
+        sign = jax.random.rademacher(sign_key, (num,), X.dtype)  # of mean zero: a random sign for each unit
         units = jnp.maximum(activation, 0) ** self.order if self.order else activation > 0
+        # E[Θ(τ) τ^n Θ(τ') τ'^n] = |x|^n |x'|^n J_n(χ) / 2 π
         return sign * jnp.sqrt(2 * self.variance) * units
 
 
@@ -428,6 +432,7 @@ class GibbsRBF(Kernel):
         for d in range(self.places):
             a, b = l1[..., :, None, d], l2[..., None, :, d]
             total = jnp.square(a) + jnp.square(b)
+            # log sqrt(2 a b / (a^2 + b^2)) - (x - x')^2 / (l^2 (a^2 + b^2)), l(x) = l a and l(x') = l b
             exponent = exponent + 0.5 * jnp.log(2 * a * b / total)
             exponent = exponent - jnp.square(x[..., :, None, d] - z[..., None, :, d]) / total
         return self.variance * jnp.exp(exponent)
@@ -443,6 +448,7 @@ class GibbsRBF(Kernel):
         phase = jax.random.uniform(phase_key, (num,), X.dtype, maxval=2 * math.pi)
         # Each factor of the kernel is an integral of exp(-l^2 w^2 / 4) exp(-l'^2 w^2 / 4) cos(w (x - x')) over w.
         log_weight = -0.25 * matmul(jnp.square(factors), jnp.square(omega))
+        # sqrt(l (1 + w^2)): 1 / (1 + w^2) is the density of w, up to π
         log_weight = log_weight + 0.5 * (jnp.log(factors).sum(-1)[..., None] + jnp.log1p(jnp.square(omega)).sum(0))
         constant = jnp.sqrt(2 * self.variance) * (0.5 * math.pi) ** (0.25 * self.places)
         return constant * jnp.exp(log_weight) * jnp.cos(matmul(x, omega) + phase)

@@ -90,7 +90,7 @@ class PerGroup(Kernel):
 
         def covariances(row: Array, X: Array) -> Array:
             k = self.of(row[-1].astype(int)).evaluate(row[None, :-1], X[:, :-1])[0]
-            return jnp.where(X[:, -1] == row[-1], k, 0) + self._nothing(row) + self._nothing(X)
+            return jnp.where(X[:, -1] == row[-1], k, 0) + self._nothing(row) + self._nothing(X)  # [g = g'] k_g(x, x')
 
         found = jax.vmap(jax.vmap(covariances, (0, None)))(rows, columns)
         return found.reshape(*batch, *found.shape[1:])

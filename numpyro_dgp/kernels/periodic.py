@@ -49,13 +49,14 @@ def scaled_bessel(a: Array, num: int) -> Array:
     Source: Amos (1974).
     """
     last = num + _AHEAD
-    start = a / (last - 0.5 + jnp.sqrt((last + 0.5) ** 2 + jnp.square(a)))
+    start = a / (last - 0.5 + jnp.sqrt((last + 0.5) ** 2 + jnp.square(a)))  # Amos' bound on r_n at the last n
 
     def ratio(above: Array, n: Array) -> tuple[Array, Array]:
         found = a / (2 * n + a * above)
         return found, found
 
     _, ratios = jax.lax.scan(ratio, start, jnp.arange(1, last, dtype=start.dtype), reverse=True)
+    # e^-a I_n(a) = e^-a I_0(a) r_1 ... r_n
     return i0e(a) * jnp.concatenate([jnp.ones(1, start.dtype), jnp.cumprod(ratios[: num - 1])])
 
 
@@ -100,6 +101,7 @@ class Periodic(Stationary):
 
     def _scale(self, X: Array) -> Array:
         angle = self._angle(X)
+        # Squared distance of points on circles: 4 sin^2(π (x - x') / τ) / l^2 in each column
         return jnp.concatenate([super()._scale(jnp.cos(angle)), super()._scale(jnp.sin(angle))], -1)
 
     def profile(self, r2: Array) -> Array:
@@ -118,9 +120,10 @@ class Periodic(Stationary):
         for angle, rate, size in zip(jnp.moveaxis(self._angle(X), -1, 0), rates, sizes, strict=True):
             num = (size - 1) // 2
             phase = angle[..., None] * jnp.arange(1, num + 1)
-            weights = safe_sqrt(scaled_bessel(rate, num + 1))
+            weights = safe_sqrt(scaled_bessel(rate, num + 1))  # sqrt(e^-a I_n(a))
             waves = math.sqrt(2) * weights[1:] * jnp.stack([jnp.cos(phase), jnp.sin(phase)])
             constant = jnp.broadcast_to(weights[0], (*X.shape[:-1], 1))
+            # A product over columns has all products of their functions.
             total = products_in_rows(total, jnp.concatenate([constant, *waves], -1))
         return total
 
@@ -128,6 +131,7 @@ class Periodic(Stationary):
         require_count("Periodic.state_space", "order", order, "order=8")
         if jnp.size(self.period) != 1:
             raise no_state_space("Periodic", f" with periods of shape {jnp.shape(self.period)}")
+        # Variances of the waves, e^-a I_0(a) and 2 e^-a I_n(a): all of them add up to one.
         weights = scaled_bessel(1 / jnp.square(self._one_lengthscale()), order + 1).at[1:].multiply(2)
         if violated(_holds_enough, weights.sum(-1)):
             raise ValueError(
@@ -173,6 +177,7 @@ class Cosine(Stationary):
 
     def series(self, X: Array, sizes: tuple[int, ...]) -> Array:
         angle = self._angle(X)
+        # cos(u - u') = cos u cos u' + sin u sin u'
         return jnp.sqrt(self.variance) * jnp.stack([jnp.cos(angle), jnp.sin(angle)], -1)
 
     def state_space(self, order: int = 8) -> StateSpaceForm:

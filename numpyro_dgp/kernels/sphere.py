@@ -91,7 +91,7 @@ def by_chord(owner: str, kernel: Kernel, angle: Array, radius: Number = 1.0) -> 
             f"{owner}: expected a stationary kernel with a single lengthscale, a function of the distance, got "
             f"{type(kernel).__name__}: dgp.kernels.Matern52(1.0, 0.5)"
         )
-    squares = jnp.square(2 * radius * jnp.sin(angle / 2))
+    squares = jnp.square(2 * radius * jnp.sin(angle / 2))  # squared chords (2 R sin(θ / 2))^2
     return kernel.variance * kernel.profile(squares / jnp.square(jnp.reshape(kernel.lengthscale, ())))
 
 
@@ -159,8 +159,8 @@ class Zonal(ZonalKernel):
         return by_chord("Zonal", self.kernel, angle)
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
-        between = self.kernel.evaluate(*of_both(self.directions, X1, X2))
-        return self.factor(X1)[..., :, None] * self.factor(X2)[..., None, :] * between
+        between = self.kernel.evaluate(*of_both(self.directions, X1, X2))  # κ(|x^ - x'^|)
+        return self.factor(X1)[..., :, None] * self.factor(X2)[..., None, :] * between  # r(x) r(x') κ
 
     def diagonal(self, X: Array) -> Array:
         return jnp.square(self.factor(X)) * self.kernel.diagonal(X)
@@ -212,6 +212,7 @@ def _signs(directions: Array, rate: Array, key: Array, num: int) -> Array:
     def one_more(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         step, arrivals, signs = carry
         when, where = jax.random.split(jax.random.fold_in(key, step))
+        # Arrivals of a Poisson process of rate one: those before λ are Poisson(λ) in number.
         arrivals = arrivals + jax.random.exponential(when, (num,), directions.dtype)
         side = matmul(directions, jax.random.normal(where, (3, num), directions.dtype)) < 0
         return step + 1, arrivals, jnp.where(side & (arrivals < rate), -signs, signs)
@@ -336,11 +337,13 @@ class GreatCircle(ZonalKernel):
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         chord2 = squared_distances(*of_both(self.directions, X1, X2))
+        # θ = 2 atan(c / sqrt(4 - c^2)) of the chord c, accurate near 0 and near π
         return self.by_angle(2 * jnp.arctan2(safe_sqrt(chord2), safe_sqrt(4 - chord2)))
 
     def diagonal(self, X: Array) -> Array:
         return jnp.broadcast_to(self.variance, X.shape[:-1])
 
     def features(self, key: Array, X: Array, num: int) -> Array:
+        # e^(-2 λ θ / π) = e^(-R θ / l) at λ = π R / 2 l
         rate = jnp.asarray(0.5 * math.pi * self.radius / self.lengthscale, X.dtype)
         return jnp.sqrt(self.variance) * _signs(self.directions(X), rate, key, num)

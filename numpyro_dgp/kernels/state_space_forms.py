@@ -79,7 +79,7 @@ class StateSpaceForm:
 
     def noise(self, time: Array) -> Array:
         """Q after times (...,): shape (d, d, ...)."""
-        before = self.stationary(time)
+        before = self.stationary(time)  # P - Φ P Φ'
         return before - einsum("ij...,jk,lk...->il...", phi := self.transition(time), self.covariance(), phi)
 
     def random_states(self, key: Array, time: Array, num: int) -> Array:
@@ -129,12 +129,14 @@ class MaternState(StateSpaceForm):
         return jnp.zeros(self.order, jnp.result_type(self.variance)).at[0].set(1)
 
     def covariance(self) -> Array:
+        # E[f^(i) f^(j)] / λ^(i + j): derivatives of the kernel at zero
         unit = {1: [[1.0]], 2: [[1.0, 0.0], [0.0, 1.0]], 3: [[1.0, 0.0, -1 / 3], [0.0, 1 / 3, 0.0], [-1 / 3, 0.0, 1.0]]}
         return self.variance * jnp.asarray(unit[self.order], jnp.result_type(self.variance))
 
     def transition(self, time: Array) -> Array:
         a = jnp.minimum(self.rate * time, _LONG)
         b = a * a / 2
+        # The rows of e^a Φ, with Φ = e^(a F) of ds = F s da + noise
         rows: dict[int, list[list[Any]]] = {
             1: [[1.0]],
             2: [[1 + a, a], [-a, 1 - a]],
@@ -144,10 +146,10 @@ class MaternState(StateSpaceForm):
 
     def noise(self, time: Array) -> Array:
         x = jnp.minimum(2 * self.rate * time, _LONG)
-        p = [jnp.exp(-x)]
+        p = [jnp.exp(-x)]  # p_n = e^-x x^n / n!
         for n in range(1, 2 * self.order - 1):
             p.append(p[-1] * x / n)
-        rest = _rest(x, p)
+        rest = _rest(x, p)  # Q_11, of the order x^(2d - 1)
         if self.order == 1:
             rows: list[list[Any]] = [[rest]]
         elif self.order == 2:
@@ -163,11 +165,12 @@ class MaternState(StateSpaceForm):
     def random_states(self, key: Array, time: Array, num: int) -> Array:
         normal_key, gamma_key, phase_key = jax.random.split(key, 3)
         nu, dtype = self.order - 0.5, time.dtype
-        precision = jax.random.gamma(gamma_key, nu, (num,), dtype) / nu
+        precision = jax.random.gamma(gamma_key, nu, (num,), dtype) / nu  # chi^2 / 2 ν with 2 ν degrees of freedom
         # Frequencies in units of lambda: a Student t with 2 nu degrees of freedom, at the lengthscale sqrt(2 nu).
         omega = jax.random.normal(normal_key, (num,), dtype) / jnp.sqrt(2 * nu * precision)
         phase = jax.random.uniform(phase_key, (num,), dtype, maxval=2 * math.pi)
         angle = self.rate * time[:, None] * omega + phase
+        # f^(i) / λ^i of f(t) = cos(ω λ t + phase)
         states = [omega**i * jnp.cos(angle + i * math.pi / 2) for i in range(self.order)]
         return jnp.sqrt(2 * self.variance) * jnp.stack(states)
 
@@ -177,6 +180,7 @@ def _rest(x: Array, p: list[Array]) -> Array:
     n = len(p) - 1
     series = jnp.zeros_like(x)
     for k in range(22, 0, -1):
+        # Horner's scheme, from the last term on.
         series = jnp.minimum(x, 2) / (n + k) * (1 + series)
     return jnp.where(x < 2, p[-1] * series, 1 - sum(p))
 
@@ -206,6 +210,7 @@ class RotatingState(StateSpaceForm):
     def transition(self, time: Array) -> Array:
         angle = self.frequencies.reshape(-1, *(1,) * time.ndim) * time
         cos, sin = jnp.cos(angle), jnp.sin(angle)
+        # Φ = [cos, sin; -sin, cos] for the states (cos, -sin) of a wave
         turns = jnp.stack([jnp.stack([cos, sin], 1), jnp.stack([-sin, cos], 1)], 1)  # (J, 2, 2, ...)
         J = len(self.weights)
         apart = jnp.eye(J, dtype=cos.dtype).reshape(J, 1, J, 1, *(1,) * time.ndim)
@@ -322,7 +327,7 @@ class ProductState(StateSpaceForm):
 
     def noise(self, time: Array) -> Array:
         Q, right = self.left.noise(time), self.right
-        moved = self.left.stationary(time) - Q
+        moved = self.left.stationary(time) - Q  # Φ_1 P_1 Φ_1'
         return _kronecker(Q, right.stationary(time)) + _kronecker(moved, right.noise(time))
 
     def random_states(self, key: Array, time: Array, num: int) -> Array:

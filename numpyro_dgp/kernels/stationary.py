@@ -65,7 +65,7 @@ def _matern12_jvp(primals: tuple[Array], tangents: tuple[Array]) -> _Pair:
     # rounding error: x / l - x / l with a fused multiply-add.
     s, value = safe_sqrt(*primals), matern12(*primals)
     apart = s > _COINCIDENT * jnp.finfo(s.dtype).eps
-    return value, -0.5 * value / jnp.where(apart, s, jnp.inf) * tangents[0]
+    return value, -0.5 * value / jnp.where(apart, s, jnp.inf) * tangents[0]  # dM_1/2 / dq = -e^-s / 2 s
 
 
 @jax.custom_jvp
@@ -77,7 +77,7 @@ def matern32(q: Array) -> Array:
 
 @matern32.defjvp
 def _matern32_jvp(primals: tuple[Array], tangents: tuple[Array]) -> _Pair:
-    return matern32(*primals), -0.5 * matern12(*primals) * tangents[0]
+    return matern32(*primals), -0.5 * matern12(*primals) * tangents[0]  # dM_3/2 / dq = -M_1/2 / 2
 
 
 @jax.custom_jvp
@@ -89,7 +89,7 @@ def matern52(q: Array) -> Array:
 
 @matern52.defjvp
 def _matern52_jvp(primals: tuple[Array], tangents: tuple[Array]) -> _Pair:
-    return matern52(*primals), -matern32(*primals) / 6 * tangents[0]
+    return matern52(*primals), -matern32(*primals) / 6 * tangents[0]  # dM_5/2 / dq = -M_3/2 / 6
 
 
 def phase_features(key: Array, projected: Array) -> Array:
@@ -187,6 +187,7 @@ class RBF(Stationary):
 
     def spectral_density(self, omega: Array) -> Array:
         lengthscale = self._lengthscales(omega.shape[-1])
+        # ϱ(ω) = σ^2 prod_d sqrt(2 π) l_d exp(-l_d^2 ω_d^2 / 2)
         volume = jnp.prod(lengthscale * math.sqrt(2 * math.pi))
         return self.variance * volume * jnp.exp(-0.5 * jnp.square(lengthscale * omega).sum(-1))
 
@@ -194,6 +195,7 @@ class RBF(Stationary):
         if type(self) is not RBF:
             return super().tilts(dims)
         variance = jnp.asarray(self.variance)
+        # α = σ^2, τ_d = 1 / l_d^2
         return (Term(jnp.log(variance), jnp.zeros(dims, variance.dtype) + 1 / jnp.square(self._lengthscales(dims))),)
 
 
@@ -212,12 +214,15 @@ class _Matern(Stationary):
 
     def frequencies(self, key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
         normal_key, gamma_key = jax.random.split(key)
+        # chi^2 / 2 ν with 2 ν degrees of freedom
         precision = jax.random.gamma(gamma_key, self.nu, shape[-1:], dtype) / self.nu
         return jax.random.normal(normal_key, shape, dtype) / jnp.sqrt(precision)
 
     def spectral_density(self, omega: Array) -> Array:
         D, nu = omega.shape[-1], self.nu
         lengthscale = self._lengthscales(omega.shape[-1])
+        # ϱ(ω) = σ^2 prod_d l_d 2^D π^(D/2) (2 ν)^ν Γ(ν + D/2) / Γ(ν)
+        # * (2 ν + sum_d l_d^2 ω_d^2)^-(ν + D/2)
         log_constant = (
             D * math.log(2) + 0.5 * D * math.log(math.pi) + gammaln(nu + 0.5 * D) - gammaln(nu) + nu * math.log(2 * nu)
         )
@@ -226,7 +231,7 @@ class _Matern(Stationary):
         return volume * jnp.exp(log_constant - (nu + 0.5 * D) * jnp.log(base))
 
     def state_space(self, order: int = 8) -> StateSpaceForm:
-        rate = math.sqrt(2 * self.nu) / self._one_lengthscale()
+        rate = math.sqrt(2 * self.nu) / self._one_lengthscale()  # λ = sqrt(2 ν) / l
         return MaternState(jnp.asarray(self.variance), rate, self.num_derivatives + 1)
 
 
@@ -341,10 +346,11 @@ class RationalQuadratic(Stationary):
         require_number(self, "alpha")
 
     def profile(self, r2: Array) -> Array:
-        return jnp.exp(-self.alpha * jnp.log1p(0.5 * r2 / self.alpha))
+        return jnp.exp(-self.alpha * jnp.log1p(0.5 * r2 / self.alpha))  # (1 + r^2 / 2 α)^-α
 
     def frequencies(self, key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
         normal_key, gamma_key = jax.random.split(key)
+        # (1 + r^2 / 2 α)^-α = E[exp(-g r^2 / 2)] for g ~ Gamma(α, rate α)
         precision = jax.random.gamma(gamma_key, self.alpha, shape[-1:], dtype) / self.alpha
         return jax.random.normal(normal_key, shape, dtype) * jnp.sqrt(precision)
 
@@ -420,7 +426,7 @@ class SpectralMixture(Kernel):
     def evaluate(self, X1: Array, X2: Array) -> Array:
         total: Any = 0
         for variance, omega, lengthscale in self._components(X1.shape[-1]):
-            phase = matmul(X1, omega)[..., :, None] - matmul(X2, omega)[..., None, :]
+            phase = matmul(X1, omega)[..., :, None] - matmul(X2, omega)[..., None, :]  # 2 π mu . (x - x')
             r2 = squared_distances(*of_both(partial(jnp.multiply, 1 / lengthscale), X1, X2))
             total = total + variance * jnp.exp(-0.5 * r2) * jnp.cos(phase)
         return total
@@ -434,6 +440,7 @@ class SpectralMixture(Kernel):
         total: Any = 0
         for (variance, omega, lengthscale), own in zip(components, jax.random.split(key, len(components)), strict=True):
             frequency_key, phase_key = jax.random.split(own)
+            # ω ~ N(2 π mu, 1 / l^2)
             around = jax.random.normal(frequency_key, (X.shape[-1], num), X.dtype) / lengthscale[:, None]
             phase = jax.random.uniform(phase_key, (num,), X.dtype, maxval=2 * math.pi)
             total = total + jnp.sqrt(2 * variance) * jnp.cos(matmul(X, omega[:, None] + around) + phase)
@@ -445,5 +452,6 @@ class SpectralMixture(Kernel):
             peak = variance * jnp.prod(lengthscale * math.sqrt(2 * math.pi))
             for sign in (1, -1):
                 z = lengthscale * (omega + sign * centre)
+                # Half of the variance around 2 π mu and around -2 π mu.
                 total = total + 0.5 * peak * jnp.exp(-0.5 * jnp.square(z).sum(-1))
         return total

@@ -65,10 +65,10 @@ def belief_moments_reference(whiten: Array, loc: Array, scale_tril: Array, cross
         scale_tril: R, lower triangular factors of :math:`\Sigma = R R^\top` (P, M, M).
         cross: covariances k (N, M) of N inputs with the inducing values.
     """
-    A = matmul(cross, whiten.T)
-    T = matmul(scale_tril, scale_tril.mT) - jnp.eye(len(whiten), dtype=whiten.dtype)
-    mean = matmul(A, loc.T)
-    explained = jnp.square(A).sum(-1)
+    A = matmul(cross, whiten.T)  # rows a_n' = k_n' L^-T
+    T = matmul(scale_tril, scale_tril.mT) - jnp.eye(len(whiten), dtype=whiten.dtype)  # Σ_p - I
+    mean = matmul(A, loc.T)  # m_p' a_n
+    explained = jnp.square(A).sum(-1)  # a_n' a_n
     return mean, explained, quadratic_forms_reference(T, A)
 
 
@@ -106,11 +106,11 @@ def _less_identity(scale_tril: Array) -> Array:
 
 
 def _whitened(whiten: Array, cross: Array) -> Array:
-    return checkpoint_name(times_transposed(cross, whiten), ROWS)
+    return checkpoint_name(times_transposed(cross, whiten), ROWS)  # rows a_n' = k_n' L^-T (N, M)
 
 
 def _moments(A: Array, loc: Array, gain: Array) -> _Moments:
-    return matmul(A, loc.T), row_sums(jnp.square(A)), gain
+    return matmul(A, loc.T), row_sums(jnp.square(A)), gain  # m_p' a_n, a_n' a_n, a_n' (Σ_p - I) a_n
 
 
 @jax.custom_vjp
@@ -130,8 +130,12 @@ def _few_forward(change: Array, whiten: Array, loc: Array, T: Array, cross: Arra
 def _few_backward(kept: tuple, weights: _Moments) -> tuple[Array, None, Array, Array, Array]:
     whiten, loc, forms = kept
     A, (by_mean, by_explained, by_gain) = forms[1], weights
+    # Bars are derivatives of the loss. With T_p = Σ_p - I: Tbar_p = sum_n β_np a_n a_n' and
+    # abar_n = 2 sum_p β_np T_p a_n + sum_p meanbar_np m_p + 2 explainedbar_n a_n.
     by_T, by_rows = forms_backward(forms, by_gain)
     by_rows = by_rows + matmul(by_mean, loc) + 2 * by_explained[:, None] * A
+    # With a_n = (I + E) L^-1 k_n: Ebar = tril(sum_n abar_n a_n') and kbar_n = L^-T abar_n;
+    # mbar_p = sum_n meanbar_np a_n.
     return lower_product(by_rows.T, A), None, matmul(by_mean.T, A), by_T, times_lower(by_rows, whiten)
 
 
@@ -159,9 +163,10 @@ def _prepared_backward(
     kept: tuple[Array, Array, Array], found: tuple[Array, Columns, Rows]
 ) -> tuple[Array, None, Array, Array]:
     (loc, scale_tril, T), (by_loc, sums, _) = kept, found
-    by_T = symmetric(sums, len(T))
+    by_T = symmetric(sums, len(T))  # G_p = sum_n β_np a_n a_n'
+    # With a_n = (I + E) L^-1 k_n: Ebar = tril(sum_p m_p mbar_p' + 2 (Σ_p - I) G_p)
     change = jnp.tril(matmul(loc.T, by_loc)) + 2 * lower_product(T, by_T).sum(0)
-    return change, None, by_loc, 2 * lower_product(by_T, scale_tril)
+    return change, None, by_loc, 2 * lower_product(by_T, scale_tril)  # Rbar_p = tril(2 G_p R_p)
 
 
 _prepared.defvjp(_prepared_forward, _prepared_backward)
@@ -184,11 +189,12 @@ def _many_forward(
 def _many_backward(kept: tuple, weights: _Moments) -> tuple[Array, None, Array, Columns, None, Array]:
     whiten, loc, pulled, A = kept
     by_mean, by_explained, by_gain = weights
-    weighted = weighted_rows(A, by_gain)
+    weighted = weighted_rows(A, by_gain)  # β_np a_n
+    # kbar_n = 2 sum_p β_np ((Σ_p - I) L^-1)' a_n + sum_p meanbar_np L^-T m_p
     by_cross = 2 * pull_back(A, by_gain, weighted, pulled) + matmul(by_mean, matmul(loc, whiten))
 
     def explained(by_cross: Array) -> tuple[Array, Array]:
-        rows = 2 * by_explained[:, None] * A
+        rows = 2 * by_explained[:, None] * A  # derivative of a_n' a_n by a_n, weighted
         return lower_product(rows.T, A), by_cross + times_lower(rows, whiten)
 
     def unused(by_cross: Array) -> tuple[Array, Array]:

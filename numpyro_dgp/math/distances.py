@@ -36,13 +36,16 @@ def squared_distances(X1: Array, X2: Array) -> Array:
 def _between(X1: Array, X2: Array) -> Array:
     if X1.shape[-1] <= tuned().few_columns:
         columns = range(X1.shape[-1])
+        # r^2_ij = sum_d (x_id - x'_jd)^2
         return sum(jnp.square(X1[..., :, None, d] - X2[..., None, :, d]) for d in columns)  # type: ignore[return-value]
+    # Distances do not depend on the centre, so it has no derivative.
     centre = jax.lax.stop_gradient(X2.mean(-2, keepdims=True))
     return _squared_distances(X1 - centre, X2 - centre)
 
 
 @jax.custom_jvp
 def _squared_distances(X1: Array, X2: Array) -> Array:
+    # r^2_ij = |x_i|^2 + |x'_j|^2 - 2 x_i . x'_j
     norms = jnp.square(X1).sum(-1)[..., :, None] + jnp.square(X2).sum(-1)[..., None, :]
     return jnp.maximum(norms - 2 * matmul(X1, X2.mT), 0)
 
@@ -54,6 +57,7 @@ def _squared_distances_jvp(primals: tuple[Array, Array], tangents: tuple[Array, 
     # for which automatic differentiation would make separate passes.
     def side(x: Array, dx: Array, other: Array) -> Array:
         ones = jnp.ones((*other.shape[:-1], 1), other.dtype)
+        # 2 (x_i . dx_i, dx_i) (1, -x'_j)'
         own = jnp.concatenate([(x * dx).sum(-1, keepdims=True), dx], -1)
         return 2 * matmul(own, jnp.concatenate([ones, -other], -1).mT)
 

@@ -93,13 +93,14 @@ def expected_kl(variance: Array, square: ArrayLike, prior_variance: ArrayLike) -
 
 def kl_full(loc: Array, scale_tril: Array) -> Array:
     r"""KL of N(m, RR') to N(0, I): :math:`\tfrac12(\lVert R\rVert_F^2 + \lVert m\rVert^2 - n) - \log|\det R|`."""
-    trace = jnp.square(scale_tril).sum((-2, -1))
+    trace = jnp.square(scale_tril).sum((-2, -1))  # tr R R'
     return 0.5 * (trace + jnp.square(loc).sum(-1) - loc.shape[-1]) - log_determinant(scale_tril)
 
 
 def kl_between(q: tuple[Array, Array], p: tuple[Array, Array]) -> Array:
     r""":math:`\mathrm{KL}[N(m_q, R_q R_q^\top) \,\|\, N(m_p, R_p R_p^\top)]`: :func:`kl_full` in p's own units."""
-    shift = solve_lower(p[1], (q[0] - p[0])[..., None])[..., 0]
+    shift = solve_lower(p[1], (q[0] - p[0])[..., None])[..., 0]  # R_p^-1 (m_q - m_p)
+    # KL[N(R_p^-1 (m_q - m_p), R_p^-1 R_q R_q' R_p^-T) || N(0, I)]
     return kl_full(shift, solve_lower(p[1], q[1]))
 
 
@@ -127,10 +128,11 @@ def expected_log_ratio(loc: Array, inverse: Array, mean: Array, covariance: Arra
         >>> print(kl_full(one, 0.5 * jnp.eye(1)).round(4))  # under q itself it is the divergence from N(0, I)
         0.8181
     """
-    shift = matmul(inverse, (mean - loc)[..., None])[..., 0]
-    within = (matmul(inverse, covariance) * inverse).sum((-2, -1))
+    shift = matmul(inverse, (mean - loc)[..., None])[..., 0]  # R^-1 (mu - m)
+    within = (matmul(inverse, covariance) * inverse).sum((-2, -1))  # tr R^-1 V R^-T
+    # |mu|^2 + tr V, from N(0, I)
     prior = jnp.square(mean).sum(-1) + jnp.trace(covariance, axis1=-2, axis2=-1)
-    return 0.5 * (prior - jnp.square(shift).sum(-1) - within) + log_determinant(inverse)
+    return 0.5 * (prior - jnp.square(shift).sum(-1) - within) + log_determinant(inverse)  # log|R^-1| = -log|R|
 
 
 @fused
@@ -154,9 +156,11 @@ def narrower_than_prior(loc: Array, scale_tril: Array) -> tuple[Array, Array]:
         [3. 0.] [[0.25 0.  ]
          [0.   1.  ]]
     """
-    U, scales, _ = jnp.linalg.svd(scale_tril)
+    U, scales, _ = jnp.linalg.svd(scale_tril)  # Σ = U diag(scales^2) U'
+    # A scale within rounding of 1 counts as 1, so that the ratio to N(0, I) is bounded.
     narrow = scales < 1 - math.sqrt(jnp.finfo(scales.dtype).eps)
-    within = jnp.where(narrow, matmul(U.mT, loc[..., None])[..., 0], 0)
+    within = jnp.where(narrow, matmul(U.mT, loc[..., None])[..., 0], 0)  # U' m, zero in wide directions
+    # New root: (U diag(s))' = Q r with s = 1 in wide directions, hence U diag(s^2) U' = r' r.
     factor = jnp.linalg.qr((U * jnp.where(narrow, scales, 1)[..., None, :]).mT, mode="r").mT
     kept = narrow.all(-1)[..., None]
     return jnp.where(kept, loc, matmul(U, within[..., None])[..., 0]), jnp.where(kept[..., None], scale_tril, factor)
@@ -176,6 +180,7 @@ def log_density(white: Array, log_det: Array) -> Array:
 
     Working from :math:`\epsilon` and not from the value keeps all digits when R is tiny.
     """
+    # log N(m + R eps; m, R R') = log N(eps; 0, I) - log|R|
     return -0.5 * (jnp.square(white).sum(-1) + white.shape[-1] * math.log(2 * math.pi)) - log_det
 
 
@@ -212,9 +217,10 @@ def _given_covariance_jvp(
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     (covariance, residual), (covariance_change, residual_change) = primals, tangents
     whiten, whiten_change = jax.jvp(inverse_factor, (covariance,), (covariance_change,))
-    white = matmul(whiten, residual[..., None])
-    alpha = matmul(whiten.mT, white)
-    slope = 0.5 * (alpha * alpha.mT - matmul(whiten.mT, whiten))
+    white = matmul(whiten, residual[..., None])  # L^-1 r
+    alpha = matmul(whiten.mT, white)  # C^-1 r
+    slope = 0.5 * (alpha * alpha.mT - matmul(whiten.mT, whiten))  # (alpha alpha' - C^-1) / 2
+    # d log N = tr(slope dC) - alpha' dr
     change = (slope * covariance_change).sum((-2, -1)) - (alpha[..., 0] * residual_change).sum(-1)
     return (_log_density_of(white, whiten), whiten), (change, whiten_change)
 
@@ -237,9 +243,9 @@ def given_observations(half: Array, white: Array, owner: str) -> tuple[Array, Ar
     """
     # With the order of v turned round, C = L L^T, so that Sigma = U^T U where U, L^{-1} turned back, is upper
     # triangular.
-    precision = jnp.eye(half.shape[-1], dtype=half.dtype) + matmul(half.mT, half)
+    precision = jnp.eye(half.shape[-1], dtype=half.dtype) + matmul(half.mT, half)  # I + H' H
     scale_tril = inverse_cholesky(precision[..., ::-1, ::-1], owner)[..., ::-1, ::-1].mT
-    loc = matmul(scale_tril, matmul(scale_tril.mT, matmul(half.mT, white[..., None])))
+    loc = matmul(scale_tril, matmul(scale_tril.mT, matmul(half.mT, white[..., None])))  # R R' H' r = Σ H' r
     return loc[..., 0], scale_tril
 
 
@@ -264,13 +270,15 @@ def opper_archambeau(L: Array, alpha: Array, lam: Array) -> tuple[Array, Array]:
     the prediction formula there the matrix to invert is k(X, X) plus the diagonal matrix of :math:`\lambda^{-2}`, not
     of :math:`\lambda^2` as printed.
     """
-    half = lam[:, None] * L
+    half = lam[:, None] * L  # diag(λ) L
     eye = jnp.eye(L.shape[-1], dtype=L.dtype)
-    factor = jnp.linalg.cholesky(eye + matmul(half.T, half))
+    factor = jnp.linalg.cholesky(eye + matmul(half.T, half))  # F F' = I + L' diag(λ^2) L
+    # m = L' alpha and R = F^-T, so that R R' = (F F')^-1
     return matmul(alpha, L), solve_lower(factor, eye, transpose=True)
 
 
 def _triangle(U: Array) -> Array:
+    # C C' = I + U' U
     return jnp.linalg.cholesky(times_transpose(U.mT) + jnp.eye(U.shape[-1], dtype=U.dtype))
 
 
@@ -279,7 +287,9 @@ def _times_root(U: Array, white: Array, inverse: bool, transpose: bool) -> Array
     C, inside = _triangle(U), matmul(U.mT, white[..., None])
     shifted = C + jnp.eye(C.shape[-1], dtype=C.dtype)
     if not inverse:
+        # w + U (I + C)^-1 U' w, or with (I + C)^-T
         return white + matmul(U, solve_lower(shifted, inside, transpose=transpose))[..., 0]
+    # w - U (I + C)^-T C^-1 U' w, or transposed w - U C^-T (I + C)^-1 U' w
     first, second = (shifted, C) if transpose else (C, shifted)
     return white - matmul(U, solve_lower(second, solve_lower(first, inside), transpose=True))[..., 0]
 
@@ -310,7 +320,7 @@ def low_rank_root_solve(scale: Array, U: Array, value: Array, precision: bool) -
 
 def log_determinant_low_rank(scale: Array, U: Array, precision: bool) -> Array:
     r""":math:`\log\lvert\det R\rvert` (...,)."""
-    low = log_determinant(_triangle(U))
+    low = log_determinant(_triangle(U))  # sum_j log C_jj = log|I + U' U| / 2
     return jnp.log(jnp.abs(scale)).sum(-1) + (-low if precision else low)
 
 
@@ -318,6 +328,7 @@ def signed(scale: Array, U: Array, precision: bool) -> tuple[Array, int]:
     r"""Columns F (..., M, J) and the sign s in :math:`\Sigma = \mathrm{diag}(\sigma^2) + s F F^\top`."""
     if not precision:
         return scale[..., None] * U, 1
+    # Woodbury: (I + U U')^-1 = I - U (C C')^-1 U', hence F = diag(σ) U C^-T.
     return scale[..., None] * solve_lower(_triangle(U), U.mT).mT, -1
 
 
@@ -339,7 +350,7 @@ def kl_low_rank(loc: Array, scale: Array, U: Array, precision: bool) -> Array:
         0.0
     """
     F, sign = signed(scale, U, precision)
-    square = jnp.square(scale) + sign * jnp.square(F).sum(-1) + jnp.square(loc) - 1
+    square = jnp.square(scale) + sign * jnp.square(F).sum(-1) + jnp.square(loc) - 1  # diagonal of Σ + m m' - I
     return 0.5 * square.sum(-1) - log_determinant_low_rank(scale, U, precision)
 
 
@@ -348,5 +359,5 @@ def low_rank_spread(A: Array, F: Array) -> Array:
     if A.ndim == 3:
         return jnp.square(matmul(A, F)).sum(-1).T
     P, M, J = F.shape
-    products = matmul(A, jnp.moveaxis(F, 0, 1).reshape(M, P * J))
+    products = matmul(A, jnp.moveaxis(F, 0, 1).reshape(M, P * J))  # F_p' a_n of all p in one product
     return jnp.square(products).reshape(len(A), P, J).sum(-1)

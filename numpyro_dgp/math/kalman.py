@@ -87,23 +87,27 @@ class Element(NamedTuple):
 def join(first: Element, then: Element) -> Element:
     """Two stretches as one; leading dimensions broadcast."""
     d = first.b.shape[-1]
+    # Stretch 1: s_1 | s_0 ~ N(A_1 s_0 + b_1, C_1).
+    # Stretch 2: log p(y_2 | s_1) = c_2 + η_2' s_1 - s_1' J_2 s_1 / 2.
     lu = lu_factor(jnp.eye(d, dtype=first.C.dtype) + matmul(first.C, then.J))  # eigenvalues of one and more
-    residual = then.eta - _times(then.J, first.b)
+    residual = then.eta - _times(then.J, first.b)  # η_2 - J_2 b_1
     # (I + C J)^-1 of A, of C, and of the mean after the first stretch given the observations in the second.
     informed = first.b + _times(first.C, then.eta)
     solved = lu_solve(lu, jnp.concatenate([first.A, first.C], -1))
+    # s_1 | s_0, y_2 ~ N(A s_0 + b, C) from here on.
     A, C, b = solved[..., :d], solved[..., d:], lu_solve(lu, informed[..., None])[..., 0]
-    log_det = jnp.log(jnp.abs(jnp.diagonal(lu[0], axis1=-2, axis2=-1))).sum(-1)
-    square = (residual * _times(C, residual)).sum(-1)
+    log_det = jnp.log(jnp.abs(jnp.diagonal(lu[0], axis1=-2, axis2=-1))).sum(-1)  # log|I + C_1 J_2|
+    square = (residual * _times(C, residual)).sum(-1)  # (η_2 - J_2 b_1)' C (η_2 - J_2 b_1)
+    # η_2' b_1 - b_1' J_2 b_1 / 2
     known = (then.eta * first.b).sum(-1) - 0.5 * (first.b * _times(then.J, first.b)).sum(-1)
     forward = matmul(then.A, C)
     slope = lu_solve(lu, residual[..., None], trans=1)[..., 0]  # (I + J C)^-1 (eta - J b)
     return Element(
-        matmul(then.A, A),
-        _times(then.A, b) + then.b,
-        _symmetric(matmul(forward, then.A.mT)) + then.C,
-        first.eta + _times(first.A.mT, slope),
-        first.J + _symmetric(matmul(first.A.mT, matmul(then.J, A))),
+        matmul(then.A, A),  # A_2 A
+        _times(then.A, b) + then.b,  # A_2 b + b_2
+        _symmetric(matmul(forward, then.A.mT)) + then.C,  # A_2 C A_2' + C_2
+        first.eta + _times(first.A.mT, slope),  # η_1 + A_1' (I + J_2 C_1)^-1 (η_2 - J_2 b_1)
+        first.J + _symmetric(matmul(first.A.mT, matmul(then.J, A))),  # J_1 + A_1' J_2 (I + C_1 J_2)^-1 A_1
         first.c + then.c + known + 0.5 * square - 0.5 * log_det,
     )
 
@@ -205,8 +209,10 @@ def smoothed(chain: Chain, observed: Observed) -> tuple[Array, Array]:
     parallel = tuned().chunk > 0
     earlier, _ = before(elements, _start(chain), parallel)
     eta, J = after(elements, parallel)
+    # The state at the start of each chunk, given all observations before it.
     state = _last(earlier.b), _last(earlier.C)
     (mean, covariance), steps = jax.lax.scan(_filter(chain), state, chunks)
+    # With m and P at the end of a chunk: λ = (I + J P)^-1 (η - J m) and Λ = (I + J P)^-1 J.
     inverse = jnp.linalg.inv(jnp.eye(J.shape[-1], dtype=J.dtype) + matmul(J, jnp.moveaxis(covariance, -1, 0)))
     slope = _last(eta) - _apply(_last(J), mean)
     back = _apply(_last(inverse), slope), _product(_last(inverse), _last(J))
@@ -222,9 +228,10 @@ def shock_factors(Q: Array) -> tuple[Array, Array]:
     Diagonals may be of any size, because correlations are factorised: with the time that passes, the variances of a
     function's derivatives become small at different rates.
     """
+    # Q = S F F' S with standard deviations S and correlations F F': factor S F, inverse F^-1 S^-1.
     scale = safe_sqrt(jnp.diagonal(Q, axis1=-2, axis2=-1))
     moving = scale > 0
-    inverse = 1 / jnp.where(moving, scale, jnp.inf)
+    inverse = 1 / jnp.where(moving, scale, jnp.inf)  # 1 / inf = 0 in rows of Q that are zero
     eye = jnp.eye(Q.shape[-1], dtype=Q.dtype)
     correlation = inverse[..., None] * Q * inverse[..., None, :] + jnp.where(moving, 0, 1)[..., None] * eye
     factor = jnp.linalg.cholesky(with_jitter(correlation))
@@ -245,7 +252,7 @@ def prior_states(chain: Chain, time: Array, first: Array, shocks: Array) -> Arra
     start = jnp.concatenate([first[None], shocks[:, 1:].T])
 
     if tuned().chunk:
-
+        # (Φ_2, e_2) after (Φ_1, e_1): s_2 = Φ_2 Φ_1 s_0 + Φ_2 e_1 + e_2.
         def after_both(one: Any, two: Any) -> Any:
             return matmul(two[0], one[0]), matmul(two[0], one[1][..., None])[..., 0] + two[1]
 
@@ -267,6 +274,7 @@ def _in_chunks(observed: Observed) -> Observed:
     def cut(a: Array, fill: float) -> Array:
         return jnp.pad(a, (0, chunks * size - N), constant_values=fill).reshape(chunks, size).T
 
+    # Time 0 gives Φ = I and Q = 0.
     return Observed(cut(observed.time, 0), cut(observed.value, 0), cut(observed.variance, 1), cut(observed.present, 0))
 
 
@@ -282,15 +290,17 @@ def _elements(chain: Chain, chunks: Observed) -> Element:
     @jax.checkpoint
     def step(so_far: Element, x: Observed) -> tuple[Element, None]:
         Phi = chain.transition(x.time)
+        # Predict: s_n | s_0 ~ N(A s_0 + b, C), with s_0 the state before the chunk.
         A, b = _product(Phi, so_far.A), _apply(Phi, so_far.b)
         cov = _product(_product(Phi, so_far.C), jnp.swapaxes(Phi, 0, 1)) + chain.noise(x.time)
-        at, row = _apply(cov, h), _apply(jnp.swapaxes(A, 0, 1), h)
-        S = _dot(h, at) + x.variance
-        error, weight = (x.value - _dot(h, b)), x.present / S
+        at, row = _apply(cov, h), _apply(jnp.swapaxes(A, 0, 1), h)  # C h and A' h
+        S = _dot(h, at) + x.variance  # Var[y_n | s_0, earlier y] = h' C h + r
+        error, weight = (x.value - _dot(h, b)), x.present / S  # at s_0 = 0: y - h' b; and 1 / S
         return Element(
-            A - weight * at[:, None] * row,
-            b + weight * error * at,
-            cov - weight * at[:, None] * at,
+            A - weight * at[:, None] * row,  # A - K h' A with the gain K = C h / S
+            b + weight * error * at,  # b + K (y - h' b)
+            cov - weight * at[:, None] * at,  # C - K h' C
+            # log N(y; h' (A s_0 + b), S) at s_0 = 0: slope A' h (y - h' b) / S, curvature -A' h h' A / S
             so_far.eta + weight * error * row,
             so_far.J + weight * row[:, None] * row,
             so_far.c - 0.5 * (weight * jnp.square(error) + x.present * jnp.log(2 * math.pi * S)),
@@ -320,12 +330,14 @@ def _filter(chain: Chain) -> Callable[[_State, Observed], tuple[_State, _Step]]:
 
     def step(state: _State, x: Observed) -> tuple[_State, _Step]:
         Phi = chain.transition(x.time)
+        # Predict: Φ m and Φ P Φ' + Q.
         m, P = _apply(Phi, state[0]), _product(_product(Phi, state[1]), jnp.swapaxes(Phi, 0, 1)) + chain.noise(x.time)
-        at = _apply(P, h)
-        before = _dot(h, at)
-        weight, error = x.present / (before + x.variance), x.value - _dot(h, m)
+        at = _apply(P, h)  # P h
+        before = _dot(h, at)  # h' P h
+        weight, error = x.present / (before + x.variance), x.value - _dot(h, m)  # 1 / S with S = h' P h + r; y - h' m
         gain, left = weight * at, 1 - weight * before  # left is r / S without the difference of large numbers
         left = jnp.where(x.present > 0, x.variance * weight, left)
+        # Update: m + K e and P - K h' P with K = P h / S; then P h becomes P h r / S.
         m, P = m + gain * error, P - gain[:, None] * at
         return (m, P), _Step(_dot(h, m), before * left, at * left, gain, error, weight)
 
@@ -338,16 +350,19 @@ def _smoother(chain: Chain) -> Callable[[_State, tuple[Observed, _Step]], tuple[
     def step(later: _State, x: tuple[Observed, _Step]) -> tuple[_State, _State]:
         (slope, curve), (observed, kept) = later, x
         Phi = chain.transition(observed.time)
-        across = _apply(curve, kept.across)
+        across = _apply(curve, kept.across)  # Λ P h
+        # Given all observations: h' m + h' P λ and h' P h - h' P Λ P h.
         found = kept.mean + _dot(kept.across, slope), kept.variance - _dot(kept.across, across)
         # Through the update of the mean, I - gain h', and then through the transition.
+        # λ: (I - h K') λ + h e / S
         slope = slope + h * (kept.weight * kept.error - _dot(kept.gain, slope))
+        # Λ: (I - h K') Λ (I - K h') + h h' / S
         seen = _apply(curve, kept.gain)
         both = h[:, None] * seen
-        corner = _dot(kept.gain, seen) + kept.weight
+        corner = _dot(kept.gain, seen) + kept.weight  # K' Λ K + 1 / S
         curve = curve - both - jnp.swapaxes(both, 0, 1) + corner * h[:, None] * h
         back = jnp.swapaxes(Phi, 0, 1)
-        return (_apply(back, slope), _product(_product(back, curve), Phi)), found
+        return (_apply(back, slope), _product(_product(back, curve), Phi)), found  # Φ' λ and Φ' Λ Φ
 
     return step
 

@@ -87,6 +87,7 @@ def log_determinant_by_probes(matrix: UnitTrace, seed: int, probes: int, steps: 
     if known is None:
         return _trace(matrix, seed, probes, steps, False)
     found = _trace(matrix, seed, probes, steps, True)
+    # log|A| = tr f(A) - tr (A - I)^2 / 4, since tr (A - I) = 0
     return found._replace(value=found.value - _SECOND * known)
 
 
@@ -157,12 +158,13 @@ def _quadrature(
     def step(state: State) -> State:
         m, basis, diagonal, beside, value, _ = state
         product = matrix.apply(basis[m])
-        diagonal = diagonal.at[m].set(matmul(product, basis[m]))
-        product = product - diagonal[m] * basis[m]
+        diagonal = diagonal.at[m].set(matmul(product, basis[m]))  # T_mm = v_m' A v_m
+        product = product - diagonal[m] * basis[m]  # (A - T_mm I) v_m
         product = product - matmul(matmul(basis, product), basis)  # of the vector before, and what rounding left of all
-        norm = jnp.sqrt(jnp.square(product).sum())
+        norm = jnp.sqrt(jnp.square(product).sum())  # T_m,m+1, and below v_m+1 = product / norm
         theta, vectors = _ritz(diagonal, beside)
-        found = n * (jnp.square(vectors[0]) * _function(theta, second)).sum()
+        found = n * (jnp.square(vectors[0]) * _function(theta, second)).sum()  # |z|^2 sum_i Y_1i^2 f(θ_i), |z|^2 = n
+        # The basis spans an invariant subspace of A: the quadrature is exact, and no vector follows.
         ended = norm <= tiny * jnp.abs(diagonal[m])
         beside = beside.at[m].set(jnp.where(ended | (m == steps - 1), 0, norm), mode="drop")
         basis = basis.at[m + 1].set(product / jnp.where(ended, jnp.inf, norm), mode="drop")
@@ -182,9 +184,11 @@ def _quadrature(
     beside = jnp.where(jnp.arange(len(beside)) < m - 1, beside, 0)
     theta, vectors = _ritz(diagonal, beside)
     weights = vectors[0]
-    weighted = vectors * weights
+    weighted = vectors * weights  # Y_ai Y_1i
+    # C_ab = |z|^2 sum_ij Y_ai Y_1i f[θ_i, θ_j] Y_1j Y_bj
     core = matmul(matmul(weighted, _divided_differences(theta, second)), weighted.T)
     core = n * jnp.where(known[:, None] & known, core, 0)
+    # Ritz values without weight do not count: those of steps not taken.
     smallest = jnp.where(jnp.abs(weights) > tiny, theta, jnp.inf).min()
     return (value, change, smallest), jnp.where(known[:, None], basis, 0), core
 
@@ -198,21 +202,24 @@ def _ritz(diagonal: Array, beside: Array) -> tuple[Array, Array]:
 def _function(theta: Array, second: bool) -> Array:
     """f of Ritz values."""
     rest = theta - 1
+    # log θ - (θ - 1), and + (θ - 1)^2 / 4; rounding may make θ negative.
     return jnp.log(jnp.maximum(theta, 1e-30)) - rest + (_SECOND * jnp.square(rest) if second else 0)
 
 
 def _divided_differences(theta: Array, second: bool) -> Array:
     """f[s, t] for all pairs of Ritz values."""
     theta = jnp.maximum(theta, 1e-30)
-    ratio = theta[:, None] / theta - 1
+    ratio = theta[:, None] / theta - 1  # s / t - 1
     near = jnp.abs(ratio) < 1e-6
     away = jnp.where(near, 1e-6, ratio)
-    quotient = jnp.where(near, 1 - ratio / 2, jnp.log1p(away) / away)
+    quotient = jnp.where(near, 1 - ratio / 2, jnp.log1p(away) / away)  # log(1 + r) / r, with its series at r = 0
+    # f[s, t] = log(s / t) / (s - t) - 1 + (s + t - 2) / 4
     return quotient / theta - 1 + (_SECOND * (theta[:, None] + theta - 2) if second else 0)
 
 
 def _slope(matrix: UnitTrace, basis: Array, core: Array) -> UnitTrace:
     """The slope of the form sum C_ab v_a' A v_b by the matrix's arrays, one eigenvector of C after the other."""
+    # C = sum_w w u u', so that sum_ab C_ab v_a' A v_b = sum_w w (V u)' A (V u).
     weights, vectors = jnp.linalg.eigh(core)
     least = _NEGLIGIBLE * jnp.abs(weights).max()
 

@@ -143,6 +143,7 @@ def safe_sqrt(x: Array) -> Array:
 @safe_sqrt.defjvp
 def _safe_sqrt_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     root = safe_sqrt(*primals)
+    # d sqrt(x) = dx / (2 sqrt(x)), and 1 / inf = 0 at zero
     return root, 0.5 / jnp.where(root == 0, jnp.inf, root) * tangents[0]
 
 
@@ -180,6 +181,7 @@ def with_jitter(K: Array) -> Array:
 def nugget(K: Array) -> Array:
     """What :func:`with_jitter` adds to the diagonal of a matrix (..., M, M): shape (...)."""
     size = K.shape[-1]
+    # jitter times tr K / M
     return jitter(K.dtype, size) * jnp.trace(K, axis1=-2, axis2=-1) / size
 
 
@@ -229,6 +231,7 @@ def rounding_scale(variances: Array, noise: Array) -> Array:
     Returns:
         Scales (..., 1).
     """
+    # jitter * scale = jitter * mean - noise: the noise on the diagonal counts as jitter.
     mean = variances.mean(-1) - noise / _least(variances.dtype, variances.shape[-1])
     return jnp.maximum(mean, 0)[..., None]
 
@@ -271,6 +274,7 @@ def conditional_jitter(C: Array, scale: Array) -> Array:
 
     def fails(epsilon: Array) -> Array:
         factors = jnp.linalg.cholesky(jax.lax.stop_gradient(C + epsilon[..., None, None] * nugget))
+        # The search ends where ε reaches a tenth of the variances, even if the factor is still NaN.
         return jnp.isnan(factors).any((-2, -1)) & (epsilon < 0.1)
 
     start = jnp.full(C.shape[:-2], least, C.dtype)
@@ -291,7 +295,7 @@ def times_transpose(L: Array) -> Array:
 @times_transpose.defjvp
 def _times_transpose_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     # One product; automatic differentiation would need two. Its transpose is (G + G') L for a derivative G.
-    half = matmul(tangents[0], primals[0].mT)
+    half = matmul(tangents[0], primals[0].mT)  # d(L L') = dL L' + (dL L')'
     return times_transpose(primals[0]), half + half.mT
 
 
@@ -311,21 +315,25 @@ def halves(size: int) -> list[tuple[int, int]]:
 
 def times_lower(A: Array, L: Array) -> Array:
     """``A @ L`` for A (..., N, M) and lower triangular L (..., M, M)."""
+    # Columns start:end of L are zero above row start.
     return _side_by_side([_product(A[..., start:], L[..., start:, start:end]) for start, end in halves(L.shape[-1])])
 
 
 def times_transposed(A: Array, L: Array) -> Array:
     """``A @ L.mT`` for A (..., N, M) and lower triangular L (..., M, M)."""
+    # Rows start:end of L are zero after column end.
     return _side_by_side([_product(A[..., :end], L[..., start:end, :end].mT) for start, end in halves(L.shape[-1])])
 
 
 def lower_product(A: Array, B: Array) -> Array:
     """``jnp.tril(A @ B)`` for A (..., M, N) and B (..., N, M)."""
+    # Rows start:end of the lower triangle end at column end.
     return _lower([matmul(A[..., start:end, :], B[..., :end]) for start, end in halves(B.shape[-1])])
 
 
 def lower_congruence(L: Array, K: Array) -> Array:
     """``jnp.tril(L @ K @ L.mT)`` for lower triangular L (..., M, M) and K (..., M, M)."""
+    # Rows start:end of L K L', up to column end, need rows and columns :end of L and K only.
     return _lower(
         [
             matmul(matmul(L[..., start:end, :end], K[..., :end, :end]), L[..., :end, :end].mT)
@@ -373,4 +381,4 @@ def orthonormal(rows: int, columns: int, dtype: Any) -> Array:
     """A matrix whose rows (or columns, if there are fewer of those) are orthonormal: all directions can be learned."""
     draw = jax.random.normal(jax.random.key(0), (rows, columns), dtype)
     left, _, right = jnp.linalg.svd(draw, full_matrices=False)
-    return matmul(left, right)
+    return matmul(left, right)  # the orthogonal factor of a polar decomposition

@@ -16,10 +16,11 @@ __all__ = ["DenseOperations", "DiagonalOperations"]
 
 def _divided_difference(a: Array, b: Array) -> Array:
     r""":math:`(e^a - e^b) / (a - b)`, also where a = b."""
+    # (e^a - e^b) / (a - b) = e^((a + b) / 2) sinh(h) / h with h = (a - b) / 2
     half = 0.5 * (a - b)
     small = jnp.abs(half) < 1e-4
     away = jnp.where(small, 1e-4, half)
-    ratio = jnp.where(small, 1 + jnp.square(half) / 6, jnp.sinh(away) / away)
+    ratio = jnp.where(small, 1 + jnp.square(half) / 6, jnp.sinh(away) / away)  # sinh(h) / h = 1 + h^2 / 6 + ...
     return jnp.exp(0.5 * (a + b)) * ratio
 
 
@@ -43,11 +44,12 @@ def _spectral(
     @jax.custom_jvp
     def apply(A: Array) -> Array:
         values, vectors = decompose(A)
-        return matmul(vectors * function(values)[..., None, :], vectors.mT)
+        return matmul(vectors * function(values)[..., None, :], vectors.mT)  # f(A) = Y diag(f(θ)) Y'
 
     @apply.defjvp
     def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
         values, vectors = decompose(primals[0])
+        # df = Y (f[θ_i, θ_j] * (Y' dA Y)_ij) Y'
         inner = matmul(matmul(vectors.mT, tangents[0]), vectors)
         inner = inner * slopes(values[..., :, None], values[..., None, :])
         value = matmul(vectors * function(values)[..., None, :], vectors.mT)
@@ -61,6 +63,7 @@ class DenseOperations:
 
     exp = staticmethod(_spectral(jnp.exp, _divided_difference))
     log = staticmethod(
+        # f[a, b] = (log a - log b) / (a - b), with a = e^(log a)
         _spectral(jnp.log, lambda a, b: 1 / _divided_difference(jnp.log(a), jnp.log(b)), _at_least_rounding)
     )
     root = staticmethod(jnp.linalg.cholesky)
@@ -96,6 +99,7 @@ class DenseOperations:
     @staticmethod
     def slope_of_gram(R: Array, slope: Array) -> Array:
         """From the derivative by R to that by V at V = I, where Σ = R V R'."""
+        # Σ = (R F) (R F)' with F F' = V; at V = I, dF is tril(dV) with half its diagonal.
         inner = jnp.tril(matmul(R.mT, slope))
         return 0.5 * (inner + jnp.tril(inner, -1).mT)
 
@@ -107,7 +111,7 @@ class DenseOperations:
     def positive(R: Array) -> Array:
         """The factor of R R' with a positive diagonal."""
         R = jnp.tril(R)
-        return R * jnp.sign(jnp.diagonal(R, axis1=-2, axis2=-1))[..., None, :]
+        return R * jnp.sign(jnp.diagonal(R, axis1=-2, axis2=-1))[..., None, :]  # R S with signs S, and R S S' R' = R R'
 
 
 class DiagonalOperations:
@@ -125,7 +129,7 @@ class DiagonalOperations:
 
     @staticmethod
     def slope_of_gram(s: Array, slope: Array) -> Array:
-        return 0.5 * s * slope
+        return 0.5 * s * slope  # Σ = s V s and ds = s dV / 2 at V = 1
 
     @staticmethod
     def like_identity(value: float, s: Array) -> Array:

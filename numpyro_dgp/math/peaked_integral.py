@@ -135,6 +135,7 @@ def _log_expectation(
         return jax.vmap(function)((loc + scale * z).reshape(-1, *loc.shape))
 
     def integrand(z: Array) -> Array:
+        # log g(mu + σ z) + log N(z; 0, 1)
         values = each(log_value, z).reshape(z.shape) - 0.5 * jnp.square(z) - 0.5 * math.log(2 * math.pi)
         return jnp.where(values < jnp.inf, values, -jnp.inf)  # NaN where something rounds to zero
 
@@ -178,6 +179,7 @@ def log_expectation_around_peak(log_value: Function, loc: Array, variance: Array
     scale = safe_sqrt(variance)
 
     def integrand(z: Array) -> Array:
+        # log g(mu + σ z) + log N(z; 0, 1)
         values = jax.lax.map(log_value, loc + scale * z) - 0.5 * jnp.square(z) - 0.5 * math.log(2 * math.pi)
         return jnp.where(values < jnp.inf, values, -jnp.inf)
 
@@ -186,6 +188,7 @@ def log_expectation_around_peak(log_value: Function, loc: Array, variance: Array
         return low + share * (high - low)
 
     def nearer(ends: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
+        # The next search is between the neighbours of the largest value, at z = sinh(u).
         u = along(*ends, _SEARCHED)
         at = integrand(jnp.sinh(u)).argmax(0)[None]
         places = jnp.maximum(at - 1, 0), jnp.minimum(at + 1, _SEARCHED - 1)
@@ -196,11 +199,13 @@ def log_expectation_around_peak(log_value: Function, loc: Array, variance: Array
     centre = jnp.sinh(0.5 * (low + high))
     steps = jnp.array([0.001, 0.01, 0.1], loc.dtype).reshape(-1, *(1,) * loc.ndim)
     nearby = integrand(jnp.concatenate([centre - steps, centre[None], centre + steps]))
+    # 2 f(c) - f(c - s) - f(c + s) = s^2 / w^2 for a peak of width w, which is 1 at most
     falls = 2 * nearby[3] - nearby[:3] - nearby[4:]
     width = jnp.where(falls > 0.01, jnp.minimum(steps * jax.lax.rsqrt(jnp.maximum(falls, 0.01)), 1), 1).min(0)
     centre, width = jax.lax.stop_gradient((centre, width))
-    end = jnp.arcsinh((_REACH + jnp.abs(centre)) / width)
+    end = jnp.arcsinh((_REACH + jnp.abs(centre)) / width)  # w sinh(end) = 9 + |c|: to both sides, 9 beyond zero
     u = along(-end, end, _AROUND)
+    # dz = w cosh(u) du
     logs = integrand(centre + width * jnp.sinh(u)) + jnp.log(width * jnp.cosh(u) * 2 * end / (_AROUND - 1))
     return logsumexp(logs, 0)
 
@@ -208,6 +213,7 @@ def log_expectation_around_peak(log_value: Function, loc: Array, variance: Array
 def _zeros(offsets: Function, like: Array) -> Array:
     """Where affine functions of z are zero (Q, ...), or something else where they are constant."""
     at_zero, at_one = jnp.moveaxis(offsets(jnp.stack([jnp.zeros_like(like), jnp.ones_like(like)])), 1, 0)
+    # a + b z = 0 at z = -a / b
     slope = at_one - at_zero
     zeros = -at_zero / jnp.where(slope == 0, 1, slope)
     return jnp.where(jnp.isfinite(zeros), zeros, 0)
@@ -235,6 +241,7 @@ def _cut(integrand: Function, offsets: Function | None, ends: Array, most: int) 
         new = count + order[:cuts]
         needed = (errors > logsumexp(found.log_integral, 0) + tolerance) & (new < most)
         low, high, cut = (jnp.take_along_axis(x, worst, 0) for x in found[:3])
+        # One part takes the place of the interval, the other a new place.
         places = jnp.where(jnp.concatenate([needed, needed]), jnp.concatenate([worst, new]), most)
         low, high = jnp.concatenate([low, cut]), jnp.concatenate([cut, high])
         return found, count + needed.sum(0), low, high, places, rounds + 1
@@ -253,11 +260,13 @@ def _measured(integrand: Function, offsets: Function | None, low: Array, high: A
     z = middle + half * nodes
     values = integrand(z)
     top = values.max(0)
-    p = jnp.exp(values - jnp.where(top > -jnp.inf, top, 0))
-    total = tensordot(jnp.asarray(_WEIGHTS, p.dtype), p)
-    error = jnp.abs(tensordot(jnp.asarray(_DIFFERENCE, p.dtype), p))
+    p = jnp.exp(values - jnp.where(top > -jnp.inf, top, 0))  # scaled so that the largest is one
+    total = tensordot(jnp.asarray(_WEIGHTS, p.dtype), p)  # the integral over [-1, 1] by 13 nodes
+    error = jnp.abs(tensordot(jnp.asarray(_DIFFERENCE, p.dtype), p))  # its difference from the rule of 7 nodes
     positive = jnp.maximum(total, jnp.finfo(total.dtype).tiny)
     log_integral = jnp.where(total > 0, jnp.log(positive * half) + top, -jnp.inf)
+    # δ = |I_13 - I_7| / I_13 is nearly the error of the rule of 7 nodes;
+    # that of the rule of 13 is taken as min((10 δ)^1.5, 1), relative to I_13.
     log_error = log_integral + jnp.minimum(1.5 * jnp.log(10 * error / positive + 1e-30), 0)
     # Near an end where the integrand is largest, the nearer the more steeply it falls.
     at = values.argmax(0)
@@ -272,8 +281,10 @@ def _measured(integrand: Function, offsets: Function | None, low: Array, high: A
     if offsets is not None:
         hidden, place = _hidden_peak(integrand, offsets, z, values)
         cut = jnp.where(hidden > -jnp.inf, place, cut)
+    # A cut at an end would leave the interval as it is.
     edge = 1e-6 * half
     cut = jnp.where((cut > low + edge) & (cut < high - edge), cut, middle)
+    # Its ends are no further apart than their rounding.
     known = half <= 4 * jnp.finfo(low.dtype).eps * jnp.maximum(jnp.abs(middle), 1)
     return _Intervals(low, high, cut, log_integral, jnp.where(known, -jnp.inf, jnp.maximum(log_error, hidden)))
 
@@ -284,6 +295,7 @@ def _hidden_peak(integrand: Function, offsets: Function, z: Array, values: Array
     numbers = offsets(z)
     left, right = numbers[:, :-1], numbers[:, 1:]
     change = (left < 0) != (right < 0)
+    # Where the line between the numbers at two nodes is zero, as a share of the way.
     zero = jnp.where(change, left / jnp.where(change, left - right, 1), 0.5)
     share = jnp.take_along_axis(zero, change.argmax(0)[None], 0)[0]
     places = z[:-1] + share * width
@@ -301,7 +313,7 @@ def _added_up(integrand: Function, found: _Intervals) -> Array:
     """The log of the integral over all intervals; those that hold nothing of it are left out."""
     shape, most = found.low.shape[1:], len(found.low)
     total = logsumexp(found.log_integral, 0)
-    kept = found.log_integral > total - 30
+    kept = found.log_integral > total - 30  # e^-30 of the whole is below rounding, or near it
     place = jnp.where(kept, jnp.cumsum(kept, 0) - 1, most)
     size = -(-most // _CHUNK) * _CHUNK
     where = (place, *jnp.indices(found.low.shape, sparse=True)[1:])

@@ -83,6 +83,7 @@ def forms_of_columns(A: Array, matrices: Columns, P: int) -> Array:
     """Quadratic forms (N, P) of rows with matrices in :func:`columns`."""
     total = jnp.zeros((len(A), P), A.dtype)
     for (start, end), block in zip(_blocks(A.shape[1]), matrices, strict=True):
+        # a_j' (Σ_jj a_j + 2 sum_{i<j} Σ_ji a_i)
         total = total + _forms(A[:, start:end], _products(A[:, :end], block, P))
     return total
 
@@ -102,8 +103,10 @@ def symmetric(sums: Columns, P: int) -> Array:
     """The symmetric matrices (P, M, M) that have these columns on and above the diagonal."""
     M = len(sums[-1])
     apart = [jnp.moveaxis(block.reshape(len(block), P, -1), 1, 0) for block in sums]
+    # Zero below the blocks on the diagonal.
     upper = jnp.concatenate([jnp.pad(a, ((0, 0), (0, M - a.shape[1]), (0, 0))) for a in apart], 2)
-    number = np.repeat(np.arange(len(sums)), [a.shape[2] for a in apart])
+    number = np.repeat(np.arange(len(sums)), [a.shape[2] for a in apart])  # of the block that a column belongs to
+    # The blocks on the diagonal are whole; those above it are mirrored.
     return upper + (upper * (number[:, None] < number)).mT
 
 
@@ -120,7 +123,7 @@ def pull_back(A: Array, weights: Array, weighted: Rows, matrices: Rows) -> Array
     With one output the product comes before its weights: one for all columns, and no weighted rows for it.
     """
     if weights.shape[1] == 1:
-        return weights * matmul(A, *matrices)
+        return weights * matmul(A, *matrices)  # β_n F' a_n
     return functools.reduce(jnp.add, map(matmul, weighted, matrices))
 
 
@@ -177,7 +180,7 @@ def forms_forward(S: Array, A: Array) -> tuple[Array, tuple[Array, Array, Array 
     """:func:`quadratic_forms`, and what :func:`forms_backward` needs: the products Σ_p a_n too where they are few."""
     if not keeps_products(len(A), S):
         return quadratic_forms(S, A), (S, A, None)
-    products = _products(A, _side_by_side(S), len(S))
+    products = _products(A, _side_by_side(S), len(S))  # Σ_p a_n (N, P, M)
     return _forms(A, products), (S, A, products)
 
 
@@ -185,9 +188,9 @@ def forms_backward(kept: tuple[Array, Array, Array | None], weights: Array) -> t
     """Derivatives of weighted quadratic forms by the matrices and by the rows."""
     S, A, products = kept
     weighted = weighted_rows(A, weights)
-    by_S = symmetric(column_sums(A, weighted), len(S))
+    by_S = symmetric(column_sums(A, weighted), len(S))  # sum_n β_np a_n a_n'
     if products is None:
-        return by_S, 2 * pull_back(A, weights, weighted, rows_of_blocks(S))
+        return by_S, 2 * pull_back(A, weights, weighted, rows_of_blocks(S))  # 2 sum_p β_np Σ_p a_n
     return by_S, 2 * einsum("np,npm->nm", weights, products)
 
 

@@ -75,6 +75,7 @@ def _hermite(size: int) -> tuple[np.ndarray, np.ndarray]:
     points, weights = roots_hermite(size)
     kept = weights > 1e-30  # other nodes change no digit of a result, and log densities underflow there
     points, weights = points[kept], weights[kept]
+    # int e^(-x^2) g(x) dx with x = z / sqrt(2): nodes sqrt(2) x of N(0, 1), and weights over sqrt(pi).
     return math.sqrt(2) * points, np.log(weights) - 0.5 * math.log(math.pi)
 
 
@@ -109,7 +110,7 @@ class GaussHermite:
         loc, variance = jnp.broadcast_arrays(loc, variance)
         points, log_weights = (jnp.asarray(a, loc.dtype) for a in _hermite(self.size))
         shape = (-1,) + (1,) * loc.ndim
-        return Nodes(loc + safe_sqrt(variance) * points.reshape(shape), log_weights)
+        return Nodes(loc + safe_sqrt(variance) * points.reshape(shape), log_weights)  # mu + σ z_k
 
 
 @pytree
@@ -172,6 +173,7 @@ def white_nodes(rule: GaussHermite | MonteCarlo, dims: int, dtype: jnp.dtype) ->
         )
     nodes = rule.nodes(jnp.zeros((), dtype), jnp.ones((), dtype))
     points, log_weights = (jnp.stack([g.ravel() for g in jnp.meshgrid(*[a] * dims, indexing="ij")], -1) for a in nodes)
+    # The weight of a node of the grid is the product of those of its coordinates.
     return Nodes(points, log_weights.sum(-1))
 
 
@@ -234,6 +236,7 @@ class ProductGrid:
         """Points (K, ..., C) and log weights (K,) for Gaussians of C columns."""
         loc, variance = jnp.broadcast_arrays(loc, variance)
         white = white_nodes(GaussHermite(self.each), self.count, loc.dtype)
+        # Direction -1 is the last column of the padded points, which is zero.
         columns = jnp.pad(white.points, ((0, 0), (0, 1)))[:, jnp.array(self.directions)]
         shape = (len(columns), *(1,) * (loc.ndim - 1), len(self.directions))
         return Nodes(loc + safe_sqrt(variance) * columns.reshape(shape), white.log_weights)
@@ -252,10 +255,12 @@ class ProductGrid:
         """
         outer = round(len(nodes.log_weights) ** (self.shared / self.count))
         weights = nodes.log_weights.reshape(outer, -1)
-        of_outer = logsumexp(weights, 1)
+        of_outer = logsumexp(weights, 1)  # log weights of s
+        # Log weights of v_p given s.
         own = (weights - of_outer[:, None]).reshape(outer, -1, *(1,) * (log_values.ndim - 1))
+        # log E_{v_p}[exp l_p(s, v_p)], for each s
         inner = logsumexp(log_values.reshape(outer, -1, *log_values.shape[1:]) + own, 1)
-        total = inner.sum(tuple(range(-event_dim, 0)))
+        total = inner.sum(tuple(range(-event_dim, 0)))  # the product over p
         return logsumexp(total + of_outer.reshape(-1, *(1,) * (total.ndim - 1)), 0)
 
 
@@ -274,5 +279,6 @@ def sobol_points(count: int, first: int, dims: int) -> np.ndarray:
 
 def shifted_normals(points: Array, shift: Array) -> Array:
     """Standard normal numbers from points of the unit cube and shifts that broadcast against them, without ends."""
+    # Φ^-1 is infinite at 0 and 1.
     tiny = jnp.finfo(shift.dtype).eps / 4
     return ndtri(jnp.clip((points + shift) % 1, tiny, 1 - 2 * tiny))

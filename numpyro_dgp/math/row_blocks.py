@@ -55,7 +55,7 @@ def sum_symmetric(size: int, weights: Array, cells: int, row: Callable[..., Arra
         row: ``row((i, j), *datum)`` are the entries :math:`F_{ij}` of one datum, for arrays i and j of indices.
         *data: arrays (N, ...).
     """
-    pairs = np.triu_indices(size)
+    pairs = np.triu_indices(size)  # i <= j
     N = len(weights)
     block = min(N, max(1, tuned().cells // (len(pairs[0]) * cells)))
     count = -(-N // block)
@@ -66,13 +66,14 @@ def sum_symmetric(size: int, weights: Array, cells: int, row: Callable[..., Arra
 
     @jax.checkpoint
     def add(total: Array, part: tuple[Array, Any]) -> tuple[Array, None]:
+        # sum_n β_n F_ij(d_n) over the data of one block
         return total + matmul(part[0], jax.vmap(partial(row, pairs))(*part[1])), None
 
     # The last block is filled up with copies of the last datum, which have no weight.
     parts = split(weights, "constant"), [split(a, "edge") for a in data]
     upper, _ = jax.lax.scan(add, jnp.zeros(len(pairs[0]), weights.dtype), parts)
     full = jnp.zeros((size, size), weights.dtype).at[pairs].set(upper)
-    return full + jnp.triu(full, 1).T
+    return full + jnp.triu(full, 1).T  # F_ji = F_ij
 
 
 def sum_symmetric_reference(size: int, weights: Array, row: Callable[..., Array], *data: Array) -> Array:
@@ -96,6 +97,7 @@ def rows_in_block(rows: Array, cells: int = 1, outputs: int = 0, size: int = 0) 
         most = min(most, sizes.large_block // size)
     most = max(1, min(most, sizes.cells // cells))
     least = max(1, -(-N // most))
+    # The fewest blocks of equal size, unless these are twice as many as needed.
     count = next((c for c in range(least, 2 * least) if N % c == 0), least)
     return -(-N // count)
 

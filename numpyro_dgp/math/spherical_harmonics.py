@@ -35,6 +35,7 @@ def count(dims: int, degree: int) -> int:
         >>> [count(3, degree) for degree in range(4)], count(9, 4)
         ([1, 3, 5, 7], 450)
     """
+    # The dimension of the homogeneous polynomials of degree l, less that for degree l - 2.
     return math.comb(degree + dims - 1, dims - 1) - (math.comb(degree + dims - 3, dims - 1) if degree > 1 else 0)
 
 
@@ -48,6 +49,7 @@ def zonal_polynomials(dims: int, cosine: Any) -> Iterator[Any]:
     before, now, degree = 0 * cosine, 0 * cosine + 1, 0
     while True:
         yield now
+        # (l + E - 2) P_l+1(t) = (2 l + E - 2) t P_l(t) - l P_l-1(t), and P_1(t) = t
         step = ((2 * degree + dims - 2) * cosine * now - degree * before) / (degree + dims - 2) if degree else cosine
         before, now, degree = now, step, degree + 1
 
@@ -60,8 +62,8 @@ def harmonics(dims: int, degree: int, directions: Array) -> Array:
     """B_l at unit vectors (N, E): the harmonics of one degree, whose squares add up to one everywhere, (N, N_l)."""
     points, inverse = _basis(dims, degree)
     dtype = directions.dtype
-    cosine = matmul(directions, jnp.asarray(points.T, dtype))
-    return matmul(_polynomial(dims, degree, cosine), jnp.asarray(inverse, dtype))
+    cosine = matmul(directions, jnp.asarray(points.T, dtype))  # x . w_i (N, N_l)
+    return matmul(_polynomial(dims, degree, cosine), jnp.asarray(inverse, dtype))  # [P_l(x . w_i)]_i R^-1
 
 
 @lru_cache
@@ -72,12 +74,13 @@ def _basis(dims: int, degree: int) -> tuple[np.ndarray, np.ndarray]:
     tried /= np.linalg.norm(tried, axis=1, keepdims=True)
     factor, left, chosen = np.zeros((size, len(tried))), np.ones(len(tried)), []
     for i in range(size):
-        best = int(left.argmax())
+        best = int(left.argmax())  # of the largest pivot: furthest from the span of those chosen
+        # R_ij = (P_l(w_i . w_j) - sum_{k<i} R_ki R_kj) / R_ii for the chosen w_i and all w_j
         row = _polynomial(dims, degree, (tried * tried[best]).sum(1)) - (factor[:i, best, None] * factor[:i]).sum(0)
         factor[i] = row / math.sqrt(left[best])
-        left = left - factor[i] ** 2
+        left = left - factor[i] ** 2  # 1 - sum_k R_kj^2, since P_l(1) = 1
         chosen.append(best)
-    R = np.triu(factor[:, chosen])
+    R = np.triu(factor[:, chosen])  # R' R = [P_l(w_i . w_j)]
     return tried[chosen], np.linalg.solve(R, np.eye(size))
 
 
@@ -103,5 +106,6 @@ def degree_shares(dims: int, last: int, profile: Callable[[Array], Array], dtype
     whole = math.sqrt(math.pi) * math.gamma((dims - 1) / 2) / math.gamma(dims / 2)
     weights = 0.5 * math.pi / whole * weights * np.sin(angle) ** (dims - 2)
     polynomials = zonal_polynomials(dims, np.cos(angle))
+    # N_l P_l(cos θ) sin(θ)^(E-2) dθ / whole, one row per degree
     rows = [count(dims, degree) * weights * next(polynomials) for degree in range(last + 1)]
     return matmul(jnp.asarray(np.stack(rows), dtype), profile(jnp.asarray(angle, dtype))[:, None])[:, 0]

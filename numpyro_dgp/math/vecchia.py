@@ -94,8 +94,8 @@ def maxmin_order(X: np.ndarray) -> np.ndarray:
     tree, N = _tree(X), len(X)
     order = np.empty(N, int)
     order[0] = np.square(X - X.mean(0)).sum(1).argmin()
-    distance = np.sqrt(np.square(X - X[order[0]]).sum(1))
-    distance[order[0]] = -1.0
+    distance = np.sqrt(np.square(X - X[order[0]]).sum(1))  # to the nearest row that is in the order already
+    distance[order[0]] = -1.0  # never the largest again
     for i in range(1, N):
         order[i] = new = int(distance.argmax())
         around = np.asarray(tree.query_ball_point(X[new], distance[new]))
@@ -127,6 +127,7 @@ def nearest_before(X: np.ndarray, order: np.ndarray, num: int) -> np.ndarray:
             rows = np.take_along_axis(near[enough], chosen, 1)
             own = ranks[enough, None]
             found[ranks[enough], : rows.shape[1]] = np.where(rows < own, rows, own)
+            # Rows with too few of these before them look again, at twice as many.
             ranks, size = ranks[~enough], min(2 * size, end)
         start = end
     neighbours = np.empty_like(found)
@@ -145,7 +146,7 @@ def schedule(neighbours: np.ndarray, order: np.ndarray) -> np.ndarray:
     level[N] = -1
     others = np.where(neighbours == np.arange(N)[:, None], N, neighbours)
     for row in order:
-        level[row] = 1 + level[others[row]].max(initial=-1)
+        level[row] = 1 + level[others[row]].max(initial=-1)  # no neighbour: level -1
     groups = np.split(np.argsort(level[:N], kind="stable"), np.cumsum(np.bincount(level[:N]))[:-1])
     width = -(-2 * N // len(groups))
     parts = [group[i : i + width] for group in groups for i in range(0, len(group), width)]
@@ -186,10 +187,12 @@ def conditional(
         b (..., C) and d (...).
     """
     alone = jnp.eye(len(present), dtype=bool)
+    # A neighbour that is not there has variance one and no covariances: its weight is zero.
     own = jnp.where(present, diagonal + nugget[..., None], 1.0)
     K = jnp.where(alone, own[..., None], jnp.where(present & present[:, None], within, 0.0))
     k = jnp.where(present, cross, 0.0)
-    b = solve_positive(K, k)
+    b = solve_positive(K, k)  # (K_cc + ε I)^-1 k_c
+    # k - k_c' b is positive but for rounding.
     return b, jnp.maximum(prior - (k * b).sum(-1), 0.0) + nugget
 
 
@@ -258,7 +261,7 @@ def in_order(sets: ConditioningSets, weights: Array, target: Array) -> Array:
     def forward(y: Array) -> Array:
         def step(u: Array, rows: Array) -> tuple[Array, None]:
             others, b = parts(rows, held)
-            new = y.at[rows].get(mode="clip") + (b * u[others]).sum(1)
+            new = y.at[rows].get(mode="clip") + (b * u[others]).sum(1)  # u_i = y_i + b_i' u_c(i)
             return u.at[rows].set(new, mode="drop"), None
 
         return jax.lax.scan(step, jnp.zeros_like(y), steps)[0]
@@ -267,10 +270,11 @@ def in_order(sets: ConditioningSets, weights: Array, target: Array) -> Array:
         def step(u: Array, rows: Array) -> tuple[Array, None]:
             others, b = parts(rows, held)
             new = jnp.where((rows < N).reshape(-1, *(1,) * (u.ndim - 1)), u.at[rows].get(mode="clip"), 0.0)
-            return u.at[others].add(b * new[:, None]), None
+            return u.at[others].add(b * new[:, None]), None  # (I - B')^-1: u_c(i) += b_i u_i, last values first
 
         return jax.lax.scan(step, y, steps, reverse=True)[0]
 
+    # Differentiated as the linear equation u - B u = y: the solves themselves take B as given.
     held = jax.lax.stop_gradient(weights)
     return jax.lax.custom_linear_solve(
         lambda u: u - from_neighbours(sets, weights, u),

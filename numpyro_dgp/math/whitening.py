@@ -44,6 +44,7 @@ def inverse_lower(L: Array) -> Array:
         return jax.lax.linalg.triangular_solve(L, eye, left_side=True, lower=True)
     half = size // 2
     F, V = inverse_lower(L[..., :half, :half]), inverse_lower(L[..., half:, half:])
+    # L^-1 = [F 0; -V L_21 F, V] with F = L_11^-1 and V = L_22^-1
     return _halves(F, -matmul(V, matmul(L[..., half:, :half], F)), V)
 
 
@@ -53,9 +54,9 @@ def _inverse_factor_of_many(K: Array) -> Array:
     if size <= tuned().leaf:
         return _inverse_factor_by_rows(K)
     half = size // 2
-    F = _inverse_factor_of_many(K[..., :half, :half])
-    G = matmul(K[..., half:, :half], F.mT)
-    V = _inverse_factor_of_many(K[..., half:, half:] - matmul(G, G.mT))
+    F = _inverse_factor_of_many(K[..., :half, :half])  # L_11^-1
+    G = matmul(K[..., half:, :half], F.mT)  # L_21 = K_21 L_11^-T
+    V = _inverse_factor_of_many(K[..., half:, half:] - matmul(G, G.mT))  # L_22 L_22' = K_22 - L_21 L_21'
     return _halves(F, -matmul(V, matmul(G, F)), V)
 
 
@@ -67,9 +68,9 @@ def _inverse_factor_by_rows(K: Array) -> Array:
         pivot = K[..., i, i]
         for j in range(i):
             known = sum((L[i, k] * L[j, k] for k in range(j)), jnp.zeros_like(pivot))
-            L[i, j] = (K[..., i, j] - known) / L[j, j]
-            pivot = pivot - jnp.square(L[i, j])
-            row = row - L[i, j][..., None] * rows[j]
+            L[i, j] = (K[..., i, j] - known) / L[j, j]  # (K_ij - sum_{k<j} L_ik L_jk) / L_jj
+            pivot = pivot - jnp.square(L[i, j])  # K_ii - sum_{k<i} L_ik^2
+            row = row - L[i, j][..., None] * rows[j]  # row i of L^-1: (e_i - sum_{j<i} L_ij row_j) / L_ii
         L[i, i] = jnp.sqrt(pivot)
         rows.append(row / L[i, i][..., None])
     return jnp.stack(rows, -2)
@@ -87,9 +88,9 @@ def factor_and_inverse(K: Array) -> tuple[Array, Array]:
     half = size // 2
     F, F_inverse = factor_and_inverse(K[..., :half, :half])
     below = K[..., half:, :half]
-    G = matmul(below, F_inverse.mT)
-    G = G + matmul(below - matmul(G, F.mT), F_inverse.mT)
-    V, V_inverse = factor_and_inverse(K[..., half:, half:] - matmul(G, G.mT))
+    G = matmul(below, F_inverse.mT)  # L_21 = K_21 L_11^-T
+    G = G + matmul(below - matmul(G, F.mT), F_inverse.mT)  # + (K_21 - L_21 L_11') L_11^-T
+    V, V_inverse = factor_and_inverse(K[..., half:, half:] - matmul(G, G.mT))  # L_22 L_22' = K_22 - L_21 L_21'
     return _halves(F, G, V), _halves(F_inverse, -matmul(V_inverse, matmul(G, F_inverse)), V_inverse)
 
 
@@ -106,7 +107,7 @@ def inverse_factor(K: Array) -> Array:
 @inverse_factor.defjvp
 def inverse_factor_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     whiten = inverse_factor(primals[0])
-    return whiten, times_lower(_relative_change(whiten, tangents[0]), whiten)
+    return whiten, times_lower(_relative_change(whiten, tangents[0]), whiten)  # dL^-1 = dE L^-1
 
 
 def _relative_change(whiten: Array, change: Array) -> Array:
@@ -191,7 +192,9 @@ def resolved(whiten: Array, second: Array) -> Array:
         whiten: :math:`L^{-1}` (M, M).
         second: :math:`\psi_2` (M, M), weighted by the precisions of the data.
     """
+    # Eigenvalues of L^-1 L^-T are those of k(Z, Z)^-1: |L^-T u|^2 for a direction u.
     rates, directions = jnp.linalg.eigh(jax.lax.stop_gradient(matmul(whiten, whiten.T)))
     errors = jnp.finfo(whiten.dtype).eps * rates * jnp.linalg.norm(jax.lax.stop_gradient(second))
+    # U U' L^-1 with the directions U that are kept
     kept = directions * (errors < _ROUNDING)
     return matmul(matmul(kept, kept.T), whiten)

@@ -193,12 +193,16 @@ class RingFunction(InducedFunction):
             values, at_grid = [], []
             for f in features:
                 waves = random_waves(f.kernel, part_key, f.ring, weights.shape[-1])
-                # f(x), and the values u of the same waves on the grid, with v = Lambda^-1/2 H u.
+                # f(x), and the values of the same waves on the grid; v = Lambda^-1/2 H u.
                 values.append(sum(wave(x) for wave in waves))
                 at_grid.append(sum(wave.observed()(Z) for wave in waves))
             at_rows = at_rows + matvec(weights, self._stack(values))
             spectrum = jnp.stack([f.spectrum for f in features])
             on_grid = matvec(weights, self._stack(at_grid)).T
+            # u has the noise of the nugget, which f(x) does not have.
+            sd = jnp.sqrt(self.nugget * jnp.stack([f.variance for f in features]))[:, None]
+            noise_key = jax.random.fold_in(key, len(self.parts) + i)
+            on_grid = on_grid + sd * jax.random.normal(noise_key, on_grid.shape, on_grid.dtype)
             whitened.append(hartley(on_grid, (features[0].ring.sizes,)) / jnp.sqrt(spectrum))
         return at_rows, jnp.concatenate(whitened, -1)
 
