@@ -1,6 +1,7 @@
-"""Conformance checks to run on your own kernels, likelihoods and guides, in your own test suite.
+"""Conformance checks to run on your own kernels, likelihoods and guides, in your own test suite; a program to try
+them with.
 
-Each raises an ``AssertionError`` that says which property does not hold.
+A check raises an ``AssertionError`` that says which property does not hold.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 import optax
 from numpyro import handlers
@@ -20,16 +22,75 @@ from numpyro_dgp._checks import require_count, require_finite, require_inputs
 from numpyro_dgp._repr import public_dir
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.functions.points import Points
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.inference.elbo import ELBO
-from numpyro_dgp.kernels import Kernel, as_kernel
+from numpyro_dgp.kernels import RBF, Kernel, as_kernel
 from numpyro_dgp.likelihoods.closed_forms import Form
 from numpyro_dgp.likelihoods.integrals import Strategy
 from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.math.quadrature import GaussHermite, MonteCarlo
+from numpyro_dgp.primitives import gp
 
-__all__ = ["check_guide", "check_kernel", "check_likelihood"]
+__all__ = ["check_guide", "check_kernel", "check_likelihood", "parameter_shapes", "toy"]
 __dir__ = public_dir(globals())
+
+
+def toy(num_layers: int = 1) -> tuple[Callable[..., None], Array, Array]:
+    """A small program and data for it, to try a guide, an objective or a diagnostic with.
+
+    Args:
+        num_layers: 1 for y = f(x) + noise, or 2 for y = g(h) + noise, where h holds two columns of values f(x) with
+            process noise. Sites are ``"f"``, ``"g"``, ``"h"`` and ``"y"``.
+
+    Returns:
+        The program ``model(X, y=None)``, inputs (20, 1) and observations (20,).
+
+    Raises:
+        ValueError: another number of layers.
+
+    Example:
+        >>> import numpyro_dgp as dgp
+        >>> model, X, y = dgp.testing.toy(2)
+        >>> dgp.testing.parameter_shapes(dgp.guides.InducingPoint(model), X, y)["f_auto_loc"]
+        (2, 5)
+    """
+    if num_layers not in (1, 2):
+        raise ValueError(f"toy: expected num_layers to be 1 or 2, got {num_layers!r}: write a deeper program yourself")
+
+    def shallow(X: Array, y: Array | None = None) -> None:
+        f = gp("f", RBF(), Points(jnp.linspace(0, 1, 5)[:, None]))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+
+    def deep(X: Array, y: Array | None = None) -> None:
+        f = gp("f", RBF(), Points(jnp.linspace(0, 1, 5)[:, None]), outputs=2)
+        g = gp("g", RBF(), Points(jnp.linspace(-1, 1, 8).reshape(4, 2)))
+        with numpyro.plate("data", len(X)):
+            h = numpyro.sample("h", f(X, noise=0.1))
+            numpyro.sample("y", Likelihood(g(h), lambda v: dist.Normal(v, 0.1)), obs=y)
+
+    X = jnp.linspace(0, 1, 20)[:, None]
+    return shallow if num_layers == 1 else deep, X, jnp.square(X[:, 0])
+
+
+def parameter_shapes(guide: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of the parameters that a guide has for arguments of its program, by name.
+
+    Args:
+        guide: the guide.
+        *args: arguments of the program.
+        **kwargs: its keyword arguments.
+
+    Example:
+        >>> import numpyro_dgp as dgp
+        >>> model, X, y = dgp.testing.toy()
+        >>> dgp.testing.parameter_shapes(dgp.guides.MeanField(model), X, y)
+        {'f_auto_loc': (5,), 'f_auto_scale': (5,)}
+    """
+    with handlers.trace() as sites, handlers.seed(rng_seed=0):
+        guide(*args, **kwargs)
+    return {name: jnp.shape(site["value"]) for name, site in sites.items() if site["type"] == "param"}
 
 
 def _require(condition: Any, promise: str) -> None:

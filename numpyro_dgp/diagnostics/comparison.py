@@ -143,18 +143,12 @@ def compare(
         UserWarning: with ``evidence=True`` for guides that ``evidence`` refuses, such as ``Collapsed``.
 
     Example:
-        >>> import jax, numpyro, optax
-        >>> import jax.numpy as jnp
-        >>> import numpyro.distributions as dist
+        >>> import jax, optax
         >>> import numpyro_dgp as dgp
         >>> from numpyro_dgp.diagnostics import compare
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> model, X, y = dgp.testing.toy()
         >>> guide = dgp.guides.InducingPoint(model)
-        >>> result = compare(model, {"Gaussian": guide}, (X, X[:, 0] ** 2), key=jax.random.key(0), num_steps=2,
+        >>> result = compare(model, {"Gaussian": guide}, (X, y), key=jax.random.key(0), num_steps=2,
         ...                  optim=dgp.optim.NaturalGradient(guide, 1.0, optax.adam(0.01)))
         >>> bool(result.table.loc["Gaussian", "khat"] < 0.7)
         True

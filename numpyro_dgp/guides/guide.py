@@ -74,15 +74,9 @@ class Guide:
             the model does not have, or ``importance`` for a model without latents per datum.
 
     Example:
-        >>> import jax, numpyro, numpyro_dgp as dgp
-        >>> import jax.numpy as jnp
-        >>> import numpyro.distributions as dist
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> y = X[:, 0] ** 2
+        >>> import numpyro, numpyro_dgp as dgp
+        >>> model, X, y = dgp.testing.toy()
+        >>> y = y
         >>> guide = dgp.guides.Guide(model, inducing=dgp.guides.Diagonal())
         >>> with numpyro.handlers.seed(rng_seed=0):
         ...     print({name: value.shape for name, value in guide(X, y).items()})

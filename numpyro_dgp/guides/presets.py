@@ -25,22 +25,16 @@ class InducingPoint(Guide):
     :class:`~numpyro_dgp.guides.Guide`.
 
     Example:
-        >>> import jax, numpyro, optax
-        >>> import jax.numpy as jnp
-        >>> import numpyro.distributions as dist
+        >>> import jax, optax
         >>> import numpyro_dgp as dgp
         >>> from numpyro.infer import SVI
         >>> from numpyro_dgp.guides import InducingPoint
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> model, X, y = dgp.testing.toy()
         >>> guide = InducingPoint(model)
         >>> guide
-        InducingPoint(model=model, inducing=Full(), hidden=Propagate(), latent=Normal(), exact=Full(), other=Delta())
+        InducingPoint(model=shallow, inducing=Full(), hidden=Propagate(), latent=Normal(), exact=Full(), other=Delta())
         >>> svi = SVI(model, guide, optax.adam(0.05), dgp.ELBO())
-        >>> result = svi.run(jax.random.key(0), 200, X, X[:, 0] ** 2, progress_bar=False)
+        >>> result = svi.run(jax.random.key(0), 200, X, y, progress_bar=False)
         >>> sorted(result.params)
         ['f_auto_loc', 'f_auto_scale_tril']
 

@@ -75,17 +75,11 @@ def update(
             observations; whatever ``dgp.fit`` raises.
 
     Example:
-        >>> import jax, numpyro, optax
-        >>> import jax.numpy as jnp
-        >>> import numpyro.distributions as dist
+        >>> import jax, optax
         >>> import numpyro_dgp as dgp
         >>> from numpyro.infer import SVI
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> y, guide = X[:, 0] ** 2, dgp.guides.InducingPoint(model)
+        >>> model, X, y = dgp.testing.toy()
+        >>> y, guide = y, dgp.guides.InducingPoint(model)
         >>> svi = SVI(model, guide, optax.adam(0.05), dgp.ELBO())
         >>> result = dgp.fit(svi, jax.random.key(0), 200, X[:10], y[:10], progress_bar=False)
         >>> fitted = dgp.Posterior(model, guide, result.params)

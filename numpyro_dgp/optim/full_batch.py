@@ -39,14 +39,8 @@ class Minimum(NamedTuple):
 
     Example:
         >>> import jax, numpyro, optax, numpyro_dgp as dgp
-        >>> import jax.numpy as jnp
-        >>> import numpyro.distributions as dist
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> y = X[:, 0] ** 2
+        >>> model, X, y = dgp.testing.toy()
+        >>> y = y
         >>> svi = numpyro.infer.SVI(model, dgp.guides.InducingPoint(model), optax.sgd(0.0), dgp.ELBO())
         >>> minimum = dgp.optim.minimize(svi, jax.random.key(0), X, y, max_steps=3, progress_bar=False)
         >>> sorted(minimum.params), len(minimum.losses), minimum.converged

@@ -61,19 +61,13 @@ class Posterior(FunctionPredictions):
         ValueError: neither a guide nor samples, or both; or something else than a dict as params or samples.
 
     Example:
-        >>> import jax, numpyro, optax
-        >>> import jax.numpy as jnp
-        >>> import numpyro.distributions as dist
+        >>> import jax, optax
         >>> from numpyro.infer import SVI
         >>> import numpyro_dgp as dgp
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> model, X, y = dgp.testing.toy()
         >>> guide = dgp.guides.InducingPoint(model)
         >>> result = SVI(model, guide, optax.adam(0.05), dgp.ELBO()).run(
-        ...     jax.random.key(0), 300, X, X[:, 0] ** 2, progress_bar=False)
+        ...     jax.random.key(0), 300, X, y, progress_bar=False)
         >>> posterior = dgp.Posterior(model, guide, result.params)
         >>> posterior.predict(jax.random.key(1), X[:3]).mean.shape
         (3,)

@@ -81,21 +81,13 @@ class GlobalInducing(Rule):
             something that is no function with features.
 
     Example:
-        >>> import jax, numpyro, optax
-        >>> import jax.numpy as jnp
-        >>> import numpyro.distributions as dist
+        >>> import jax, optax
         >>> import numpyro_dgp as dgp
         >>> from numpyro.infer import SVI
         >>> from numpyro_dgp.guides import GlobalInducing, InducingPoint
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]), outputs=2)
-        ...     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(jnp.linspace(-1, 1, 8).reshape(4, 2)))
-        ...     with numpyro.plate("data", len(X)):
-        ...         h = numpyro.sample("h", f(X))
-        ...         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> model, X, y = dgp.testing.toy(2)
         >>> svi = SVI(model, InducingPoint(model, inducing=GlobalInducing(6)), optax.adam(0.01), dgp.ELBO())
-        >>> result = svi.run(jax.random.key(0), 20, X, X[:, 0] ** 2, progress_bar=False)
+        >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
         >>> result.params["auto_pseudo_inputs"].shape, result.params["f_auto_root"].shape
         ((6, 1), (2, 6, 6))
 

@@ -165,18 +165,10 @@ class Full(Rule):
         ValueError: a scale that is not positive, or a site of another kind.
 
     Example:
-        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.handlers import seed, trace
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> import numpyro_dgp as dgp
+        >>> model, X, y = dgp.testing.toy()
         >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.Full(scale=0.1))
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> with trace() as sites, seed(rng_seed=0):
-        ...     draws = guide(X, X[:, 0])
-        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        >>> dgp.testing.parameter_shapes(guide, X, y)
         {'f_auto_loc': (5,), 'f_auto_scale_tril': (5, 5)}
 
     Source: Salimbeni (2020), equation 2.5, whitened.
@@ -226,18 +218,10 @@ class Diagonal(Rule):
             ``dgp.Neighbours``.
 
     Example:
-        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.handlers import seed, trace
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> import numpyro_dgp as dgp
+        >>> model, X, y = dgp.testing.toy()
         >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.Diagonal())
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> with trace() as sites, seed(rng_seed=0):
-        ...     draws = guide(X, X[:, 0])
-        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        >>> dgp.testing.parameter_shapes(guide, X, y)
         {'f_auto_loc': (5,), 'f_auto_scale': (5,)}
     """
 

@@ -125,20 +125,11 @@ class FullJoint(Rule):
         ValueError: a scale that is not positive, or a site that does not hold inducing values.
 
     Example:
-        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.handlers import seed, trace
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]), outputs=2)
-        ...     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(jnp.linspace(-1, 1, 8).reshape(4, 2)))
-        ...     with numpyro.plate("data", len(X)):
-        ...         h = numpyro.sample("h", f(X))
-        ...         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> import numpyro_dgp as dgp
+        >>> model, X, y = dgp.testing.toy(2)
         >>> guide = dgp.guides.InducingPoint(model, sites={"f": dgp.guides.FullJoint()})
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> with trace() as sites, seed(rng_seed=0):
-        ...     draws = guide(X, X[:, 0])
-        >>> {name: site["value"].shape for name, site in sites.items() if name.startswith("f_auto")}
+        >>> shapes = dgp.testing.parameter_shapes(guide, X, y)
+        >>> {name: shape for name, shape in shapes.items() if name.startswith("f_auto")}
         {'f_auto_loc': (2, 5), 'f_auto_scale_tril': (10, 10)}
 
     Source: Chamberlin (2016), section 4.9, whitened.
@@ -186,23 +177,15 @@ class MarkovInducing(Rule):
             inducing values, or one without a layer below, or with ``below`` not before it in the program.
 
     Example:
-        >>> import jax, numpyro, optax
-        >>> import jax.numpy as jnp
-        >>> import numpyro.distributions as dist
+        >>> import jax, optax
         >>> import numpyro_dgp as dgp
         >>> from numpyro.infer import SVI
         >>> from numpyro_dgp.guides import GivenInducing, InducingPoint
         >>> from numpyro_dgp.guides import MarkovInducing
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]), outputs=2)
-        ...     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(jnp.linspace(-1, 1, 8).reshape(4, 2)))
-        ...     with numpyro.plate("data", len(X)):
-        ...         h = numpyro.sample("h", f(X, noise=0.1))
-        ...         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> model, X, y = dgp.testing.toy(2)
         >>> guide = InducingPoint(model, sites={"g": MarkovInducing(below="f"), "h": GivenInducing("free")})
         >>> svi = SVI(model, guide, optax.adam(0.05), dgp.ELBO())
-        >>> result = svi.run(jax.random.key(0), 20, X, X[:, 0] ** 2, progress_bar=False)
+        >>> result = svi.run(jax.random.key(0), 20, X, y, progress_bar=False)
         >>> result.params["g_auto_transition"].shape
         (4, 10)
 

@@ -143,18 +143,10 @@ class LowRank(Rule):
             site that does not hold inducing values.
 
     Example:
-        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.handlers import seed, trace
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> import numpyro_dgp as dgp
+        >>> model, X, y = dgp.testing.toy()
         >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.LowRank(2))
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> with trace() as sites, seed(rng_seed=0):
-        ...     draws = guide(X, X[:, 0])
-        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        >>> dgp.testing.parameter_shapes(guide, X, y)
         {'f_auto_loc': (5,), 'f_auto_scale': (5,), 'f_auto_factor': (5, 2)}
 
     Source: Tomczak et al. (2020), for the covariance.

@@ -18,20 +18,10 @@ class Propagate(Rule):
     """Hidden values are distributed as in the model: q(h | u, x) = p(h | u, x) (Salimbeni, 2020, section 2.3).
 
     Example:
-        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.handlers import seed, trace
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]), outputs=2)
-        ...     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 8).reshape(4, 2)))
-        ...     with numpyro.plate("data", len(X)):
-        ...         h = numpyro.sample("h", f(X))
-        ...         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> import numpyro_dgp as dgp
+        >>> model, X, y = dgp.testing.toy(2)
         >>> guide = dgp.guides.MeanField(model, hidden=dgp.guides.Propagate())
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> with trace() as sites, seed(rng_seed=0):
-        ...     draws = guide(X, X[:, 0])
-        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        >>> dgp.testing.parameter_shapes(guide, X, y)
         {'f_auto_loc': (2, 5), 'f_auto_scale': (2, 5), 'g_auto_loc': (4,), 'g_auto_scale': (4,)}
     """
 

@@ -158,20 +158,11 @@ class GivenInducing(Rule):
         ValueError: weights of another kind, a scale that is not positive, or a site that is not a hidden layer.
 
     Example:
-        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.handlers import seed, trace
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]), outputs=2)
-        ...     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 8).reshape(4, 2)))
-        ...     with numpyro.plate("data", len(X)):
-        ...         h = numpyro.sample("h", f(X, noise=0.1))
-        ...         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> import numpyro_dgp as dgp
+        >>> model, X, y = dgp.testing.toy(2)
         >>> guide = dgp.guides.InducingPoint(model, sites={"h": dgp.guides.GivenInducing(3)})  # rank 3
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> with trace() as sites, seed(rng_seed=0):
-        ...     draws = guide(X, X[:, 0])
-        >>> {name: site["value"].shape for name, site in sites.items() if name.startswith("h_auto")}
+        >>> shapes = dgp.testing.parameter_shapes(guide, X, y)
+        >>> {name: shape for name, shape in shapes.items() if name.startswith("h_auto")}
         {'h_auto_weights': (20, 2, 3), 'h_auto_basis': (2, 3, 5), 'h_auto_shift': (20, 2), 'h_auto_scale': (20, 2)}
 
     Source: Chamberlin (2016), sections 4.3 and A.6, whitened.
@@ -239,20 +230,11 @@ class JointOutputs(Rule):
             several outputs.
 
     Example:
-        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.handlers import seed, trace
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]), outputs=2)
-        ...     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 8).reshape(4, 2)))
-        ...     with numpyro.plate("data", len(X)):
-        ...         h = numpyro.sample("h", f(X, noise=0.1))
-        ...         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> import numpyro_dgp as dgp
+        >>> model, X, y = dgp.testing.toy(2)
         >>> guide = dgp.guides.InducingPoint(model, sites={"h": dgp.guides.JointOutputs()})
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> with trace() as sites, seed(rng_seed=0):
-        ...     draws = guide(X, X[:, 0])
-        >>> {name: site["value"].shape for name, site in sites.items() if name.startswith("h_auto")}
+        >>> shapes = dgp.testing.parameter_shapes(guide, X, y)
+        >>> {name: shape for name, shape in shapes.items() if name.startswith("h_auto")}
         {'h_auto_weights': (20, 2, 2, 5), 'h_auto_shift': (20, 2), 'h_auto_scale_tril': (20, 2, 2)}
 
     Source: Chamberlin (2016), sections 4.4, 4.9 and A.6, whitened; there q(v) is joint over outputs.
@@ -320,20 +302,11 @@ class GivenBelow(Rule):
         ValueError: a scale that is not positive, slopes of another shape, or a site that is not a hidden layer.
 
     Example:
-        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.handlers import seed, trace
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]), outputs=2)
-        ...     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 8).reshape(4, 2)))
-        ...     with numpyro.plate("data", len(X)):
-        ...         h = numpyro.sample("h", f(X, noise=0.1))
-        ...         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> import numpyro_dgp as dgp
+        >>> model, X, y = dgp.testing.toy(2)
         >>> guide = dgp.guides.InducingPoint(model, sites={"h": dgp.guides.GivenBelow()})
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> with trace() as sites, seed(rng_seed=0):
-        ...     draws = guide(X, X[:, 0])
-        >>> {name: site["value"].shape for name, site in sites.items() if name.startswith("h_auto")}
+        >>> shapes = dgp.testing.parameter_shapes(guide, X, y)
+        >>> {name: shape for name, shape in shapes.items() if name.startswith("h_auto")}
         {'h_auto_slopes': (20, 2, 1), 'h_auto_shift': (20, 2), 'h_auto_scale': (20, 2)}
 
     Source: Chamberlin (2016), section 4.6.
