@@ -65,7 +65,7 @@ class PredictiveObjective(elbo.ELBO):
         draw_key, other_key = jax.random.split(rng_key)
         posterior = dgp.Posterior(model, guide, param_map)
         # log 1/S sum_s E p(y_n | f(h_n^(s)))
-        density = posterior.log_density(draw_key, y, *inputs, num_samples=self.num_particles, **kwargs)
+        density = posterior.using(num_samples=self.num_particles).log_density(draw_key, y, *inputs, **kwargs)
         # sum_l KL[q(v^l) || p(v^l)]
         divergence = dgp.ELBO().loss(other_key, param_map, WithoutObservations(model), guide, *args, **kwargs)
         return {"loss": self.regularisation * divergence - density.sum(), "mutable_state": None}
@@ -121,7 +121,7 @@ def main() -> None:
             params = dgp.fit(svi, jax.random.key(seed), options.steps, *data, progress_bar=False).params
             posterior = dgp.Posterior(model, guide, params)
             X, y = make_data(2000, 100 + seed)
-            density = posterior.log_density(jax.random.key(1), y, X, num_samples=100).mean()
+            density = posterior.using(num_samples=100).log_density(jax.random.key(1), y, X).mean()
             spread = posterior.predict(jax.random.key(2), jnp.array([[-0.5], [0.5]])).variance ** 0.5
             found.append([density, *spread])
         print(f"| {name} | " + " | ".join(f"{v:.2f}" for v in np.mean(found, 0)) + " |", flush=True)
