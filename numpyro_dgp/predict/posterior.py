@@ -113,13 +113,7 @@ class Posterior(FunctionPredictions):
         vars(found)["_predictor"] = self._predictor
         return found
 
-    def predict(
-        self,
-        key: Array,
-        *args: Any,
-        X_variance: ArrayLike | None = None,
-        **kwargs: Any,
-    ) -> Mixture:
+    def predict(self, key: Array, *args: Any, X_variance: ArrayLike | None = None, **kwargs: Any) -> Mixture:
         """Moments of y at new inputs, a mixture over draws.
 
         Where y is Gaussian given each draw, the mixture has quantiles; where it is not, only a mean and a variance, and
@@ -147,12 +141,7 @@ class Posterior(FunctionPredictions):
         return found
 
     def log_density(
-        self,
-        key: Array,
-        y: ArrayLike,
-        *args: Any,
-        X_variance: ArrayLike | None = None,
-        **kwargs: Any,
+        self, key: Array, y: ArrayLike, *args: Any, X_variance: ArrayLike | None = None, **kwargs: Any
     ) -> Array:
         """Log predictive density of each observation, log mean over draws: shape (N,).
 
@@ -170,13 +159,7 @@ class Posterior(FunctionPredictions):
         self._predictor.range(args, kwargs).require("Posterior.log_density", y)
         return self._predictor(_DENSITIES, key, self.options, (jnp.asarray(y), *args), kwargs, X_variance)
 
-    def probs(
-        self,
-        key: Array,
-        *args: Any,
-        X_variance: ArrayLike | None = None,
-        **kwargs: Any,
-    ) -> Array:
+    def probs(self, key: Array, *args: Any, X_variance: ArrayLike | None = None, **kwargs: Any) -> Array:
         r"""Probabilities of the K labels of y at new inputs, averaged over draws: shape (N, K).
 
         .. math:: p(y_n = k) = \tfrac1S \sum_s E[p(y_n = k \mid v_n) \mid s]
@@ -213,12 +196,7 @@ class Posterior(FunctionPredictions):
         """
         return self._predictor(_PROBABILITIES, key, self.options, args, kwargs, X_variance)
 
-    def sample(
-        self,
-        key: Array,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Array:
+    def sample(self, key: Array, *args: Any, **kwargs: Any) -> Array:
         """Draws of y at new inputs, one for every draw of the latent variables: shape (S, N, ...).
 
         Draws at different inputs are independent: use them for the distribution at each input, not for curves.
@@ -234,12 +212,7 @@ class Posterior(FunctionPredictions):
         return self._predictor(_DRAWS, key, self.options, args, kwargs)
 
     def quantile(
-        self,
-        key: Array,
-        q: ArrayLike,
-        *args: Any,
-        X_variance: ArrayLike | None = None,
-        **kwargs: Any,
+        self, key: Array, q: ArrayLike, *args: Any, X_variance: ArrayLike | None = None, **kwargs: Any
     ) -> Array:
         """Quantiles of y at new inputs, entry by entry, for any distribution of y on a line.
 
@@ -278,13 +251,7 @@ class Posterior(FunctionPredictions):
         quantity = Quantity(spread_of, finish=levels, leading=len(levels.shape))
         return self._predictor(quantity, key, self.options, args, kwargs, X_variance)
 
-    def predict_function(
-        self,
-        key: Array,
-        *args: Any,
-        X_variance: ArrayLike | None = None,
-        **kwargs: Any,
-    ) -> Mixture:
+    def predict_function(self, key: Array, *args: Any, X_variance: ArrayLike | None = None, **kwargs: Any) -> Mixture:
         """Moments of the function under the observed ``Likelihood``, without the noise of y: a mixture over draws.
 
         It is Gaussian given each draw whatever the distribution of y, so that it has quantiles:
@@ -301,12 +268,7 @@ class Posterior(FunctionPredictions):
         """
         return self._predictor(_FUNCTION, key, self.options, args, kwargs, X_variance)
 
-    def hidden(
-        self,
-        key: Array,
-        *args: Any,
-        **kwargs: Any,
-    ) -> dict[str, Array]:
+    def hidden(self, key: Array, *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Draws of the values of every hidden layer, independent across inputs: ``{site: (S, N, P)}``.
 
         Args:

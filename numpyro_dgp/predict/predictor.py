@@ -588,12 +588,7 @@ def _of_draw(
 
 
 def _predicted(
-    fit: Fit,
-    program: _Program,
-    key: Array,
-    samples: dict[str, Array],
-    arrays: list[Array | None],
-    batch: Array | None,
+    fit: Fit, program: _Program, key: Array, samples: dict[str, Array], arrays: list[Array | None], batch: Array | None
 ) -> Any:
     args, kwargs = program.arguments(arrays)
     of_draw = partial(_of_draw, program.quantity, fit, program.target._replace(batch=batch))
