@@ -40,7 +40,7 @@ from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.likelihoods.outcomes import NoMomentsError, moments
 from numpyro_dgp.mcmc.for_mcmc import centred_program
-from numpyro_dgp.predict.draws import over_all_rows
+from numpyro_dgp.predict.draws import trace_over_all_rows
 from numpyro_dgp.predict.posterior import Posterior
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def identified(
         if call is not None:
             program = posterior.seeded(posterior.model, fixed)
             program = _AtMeans(program, draw, exact, call.program, call.plates)
-            there = handlers.trace(over_all_rows(program)).get_trace(*arguments[1])
+            there = trace_over_all_rows(program, arguments[1], {})
             names = [n for site in observed if (n := site["name"]) in there and not there[n]["is_observed"]]
             functions |= {f"function at {name}, test": _function(there[name], {}) for name in names}
         density = sum((total_log_prob(site) for site in observed), jnp.zeros(()))
@@ -228,7 +228,7 @@ def _run(posterior: Posterior, draw: Mapping[str, Array], key: Array, args: Any,
     """The program at its data with the values of a draw; what a chain does not have (hidden values, under SGHMC) is at
     its mean."""
     program = handlers.substitute(posterior.seeded(posterior.model, key), data=dict(draw))
-    return handlers.trace(over_all_rows(_AtMeans(program, {}, {}))).get_trace(*args, **kwargs)
+    return trace_over_all_rows(_AtMeans(program, {}, {}), args, kwargs)
 
 
 def _exact(sites: Trace) -> dict[str, _Conditioned]:

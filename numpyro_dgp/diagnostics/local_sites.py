@@ -17,7 +17,7 @@ from numpyro_dgp.analysis.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.guides import run
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.inference.fit import split_arguments
-from numpyro_dgp.predict.draws import over_all_rows
+from numpyro_dgp.predict.draws import over_all_rows, trace_over_all_rows
 from numpyro_dgp.predict.posterior import Posterior
 
 __all__ = ["LocalSites", "is_value", "local_sites", "traces"]
@@ -74,8 +74,7 @@ def traces(
     guide_key, model_key = jax.random.split(key)
     model = posterior.seeded(posterior.model, model_key)
     if posterior.guide is None:
-        program = over_all_rows(posterior.given(sample, model, args, kwargs))
-        return {}, handlers.trace(program).get_trace(*args, **kwargs)
+        return {}, trace_over_all_rows(posterior.given(sample, model, args, kwargs), args, kwargs)
     guide = handlers.substitute(posterior.seeded(posterior.guide, guide_key), data=shared)
     return run.traces(model, guide, args, kwargs, over_all_rows)
 

@@ -76,7 +76,6 @@ class Guide:
     Example:
         >>> import numpyro, numpyro_dgp as dgp
         >>> model, X, y = dgp.testing.toy()
-        >>> y = y
         >>> guide = dgp.guides.Guide(model, inducing=dgp.guides.Diagonal())
         >>> with numpyro.handlers.seed(rng_seed=0):
         ...     print({name: value.shape for name, value in guide(X, y).items()})

@@ -56,14 +56,10 @@ def condition(
             taken as if the others stayed; latents with a posterior of their own for every row.
 
     Example:
-        >>> import jax, numpyro
+        >>> import jax
         >>> import jax.numpy as jnp
-        >>> import numpyro.distributions as dist
         >>> import numpyro_dgp as dgp
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> model, _, _ = dgp.testing.toy()
         >>> prior = {"f_auto_loc": jnp.zeros(5), "f_auto_scale_tril": jnp.eye(5)}  # no rows so far
         >>> fitted = dgp.Posterior(model, dgp.guides.InducingPoint(model), prior)
         >>> X, key = jnp.array([[0.5]]), jax.random.key(0)

@@ -40,7 +40,6 @@ class Minimum(NamedTuple):
     Example:
         >>> import jax, numpyro, optax, numpyro_dgp as dgp
         >>> model, X, y = dgp.testing.toy()
-        >>> y = y
         >>> svi = numpyro.infer.SVI(model, dgp.guides.InducingPoint(model), optax.sgd(0.0), dgp.ELBO())
         >>> minimum = dgp.optim.minimize(svi, jax.random.key(0), X, y, max_steps=3, progress_bar=False)
         >>> sorted(minimum.params), len(minimum.losses), minimum.converged

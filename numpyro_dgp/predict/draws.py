@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpyro
 from jax.extend.core import jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
+from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import with_nearest
@@ -35,6 +36,7 @@ __all__ = [
     "over_all_rows",
     "over_draws",
     "sample_values",
+    "trace_over_all_rows",
     "without_value",
 ]
 
@@ -142,6 +144,11 @@ class IndependentDraws(Everywhere):
 def over_all_rows(program: Callable[..., Any], _: Trace | None = None) -> Callable[..., Any]:
     """``program``, which may not predict for a random part of the inputs (a plate that subsamples)."""
     return require("Posterior", WHOLE_DATA, fn=program)
+
+
+def trace_over_all_rows(program: Callable[..., Any], args: Any, kwargs: Any) -> Trace:
+    """A trace of it."""
+    return handlers.trace(over_all_rows(program)).get_trace(*args, **kwargs)
 
 
 class DrawFunctions(Messenger):

@@ -52,6 +52,7 @@ from numpyro_dgp.predict.draws import (
     given_draw,
     over_all_rows,
     sample_values,
+    trace_over_all_rows,
     without_value,
 )
 
@@ -301,7 +302,7 @@ class Fit:
         guide_key, model_key = jax.random.split(key)
         guide, model = self.guide_at(target), self.seeded(self.model, model_key, target)
         if guide is None:
-            return _whole(self.given(sample, model, args, kwargs, target), args, kwargs)
+            return trace_over_all_rows(self.given(sample, model, args, kwargs, target), args, kwargs)
         integrated = marginal(self.seeded(guide, guide_key, target))
         if isinstance(guide, Guide):
             drawn, sites = traces(model, integrated, args, kwargs, over_all_rows)
@@ -309,7 +310,7 @@ class Fit:
             return sites
         # A guide of another package may have hidden values for the rows of the fit only.
         values = sample_values(handlers.trace(integrated).get_trace(*args, **kwargs))
-        return _whole(self.given(values, model, args, kwargs, target), args, kwargs)
+        return trace_over_all_rows(self.given(values, model, args, kwargs, target), args, kwargs)
 
     def _trace_given_data(self, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Trace:
         """One run of a model with exact processes, which are given the values that they have in a run at the data."""
@@ -331,7 +332,7 @@ class Fit:
         program = Conditioned(self.model, {name: known[name] for name in call.exact})
         seeded = self.seeded(program, model_key, target)
         source = given_draw(values, "samples" if self.guide is None else "a guide", shared, Target(None, ()))
-        return _whole(handlers.substitute(seeded, substitute_fn=source), args, kwargs)
+        return trace_over_all_rows(handlers.substitute(seeded, substitute_fn=source), args, kwargs)
 
     def _require_shared(self, drawn: Trace, sites: Trace, target: Target, args: Any, kwargs: Any) -> None:
         """Raise if the model has drawn a site that all data share from its prior, since the guide has none."""
@@ -378,10 +379,6 @@ class Fit:
         structure = inspect_program(self.model, args, kwargs)
         source = "samples" if self.guide is None else "a guide"
         return handlers.substitute(program, substitute_fn=given_draw(sample, source, structure, target))
-
-
-def _whole(program: Callable[..., Any], args: Any, kwargs: Any) -> Trace:
-    return handlers.trace(over_all_rows(program)).get_trace(*args, **kwargs)
 
 
 def is_array(leaf: Any) -> bool:

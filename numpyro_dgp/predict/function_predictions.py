@@ -31,7 +31,7 @@ from numpyro_dgp.guides.run import marginal
 from numpyro_dgp.likelihoods.stacked_values import SeveralValues
 from numpyro_dgp.math.linalg import einsum, set_diagonal
 from numpyro_dgp.predict import quantities
-from numpyro_dgp.predict.draws import DrawFunctions, hidden_values, over_all_rows, sample_values
+from numpyro_dgp.predict.draws import DrawFunctions, hidden_values, sample_values, trace_over_all_rows
 from numpyro_dgp.predict.fitted import Fit, Target
 from numpyro_dgp.predict.predictor import Predictor
 from numpyro_dgp.predict.quantities import Quantity, observed_function
@@ -78,8 +78,7 @@ def _functions_below(
     structure = inspect_program(fit.model, args, kwargs)
     kept = {name: sample[name] for name in structure.inducing if name in sample.keys() - structure.hidden}
     program = fit.given(drawn, fit.seeded(fit.model, draw_key, target), args, kwargs, target)
-    whole = over_all_rows(DrawFunctions(program, path_key, num_features, kept))
-    return handlers.trace(whole).get_trace(*args, **kwargs)
+    return trace_over_all_rows(DrawFunctions(program, path_key, num_features, kept), args, kwargs)
 
 
 def _covariances(f_x: FunctionValues) -> tuple[Array, Array]:

@@ -96,18 +96,14 @@ class Posterior(FunctionPredictions):
             ValueError: numbers that are not positive integers.
 
         Example:
-            >>> import jax, numpyro
+            >>> import jax
             >>> import jax.numpy as jnp
-            >>> import numpyro.distributions as dist
             >>> import numpyro_dgp as dgp
-            >>> def model(X, y=None):
-            ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
-            ...     with numpyro.plate("data", len(X)):
-            ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+            >>> model, X, y = dgp.testing.toy()
             >>> posterior = dgp.Posterior(model, samples={"f": jnp.zeros((100, 5))})
-            >>> few = posterior.using(num_samples=20, batch_size=1000, progress_bar=False)
-            >>> few.sample(jax.random.key(0), jnp.zeros((3, 1))).shape
-            (20, 3)
+            >>> few = posterior.using(num_samples=10, batch_size=1000, progress_bar=False)
+            >>> few.sample(jax.random.key(0), X).shape
+            (10, 20)
         """
         found = dataclasses.replace(self, options=self.options.using(num_samples, batch_size, progress_bar))
         vars(found)["_predictor"] = self._predictor

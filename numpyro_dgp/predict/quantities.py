@@ -26,7 +26,7 @@ from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.likelihoods.families import is_family
 from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.likelihoods.outcomes import labels, moments
-from numpyro_dgp.predict.draws import DrawFunctions, hidden_values, over_all_rows, sample_values
+from numpyro_dgp.predict.draws import DrawFunctions, hidden_values, sample_values, trace_over_all_rows
 from numpyro_dgp.predict.fitted import Fit, Target
 
 __all__ = [
@@ -132,8 +132,7 @@ def functions_of(
     elif guide is not None:
         sample = sample_values(handlers.trace(fit.seeded(guide, draw_key, target)).get_trace(*args, **kwargs))
     program = fit.given(sample, fit.seeded(fit.model, draw_key, target), args, kwargs, target)
-    whole = over_all_rows(DrawFunctions(program, path_key, num_features))
-    sites = handlers.trace(whole).get_trace(*args, **kwargs)
+    sites = trace_over_all_rows(DrawFunctions(program, path_key, num_features), args, kwargs)
     last = sites[target.site or ""]
     f_x: Any = getattr(unwrap(last["fn"]), "f_x", None)
     values = hidden_values(sites)
