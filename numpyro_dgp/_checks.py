@@ -1,4 +1,5 @@
-"""Checks of user input. Each raises ``ValueError``: what was expected, what came, what to try.
+"""Checks of user input. Each raises ``ValueError``: what was expected, what came, what to try, after the name of the
+public function or class that was called.
 
 A check looks at values only when they are concrete. Under ``jit``, ``grad`` or ``vmap`` the values
 are tracers and only shapes are checked, so checking costs nothing in a compiled step. A program that is compiled by
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -23,7 +26,10 @@ from numpyro_dgp._typing import ArrayLike
 
 __all__ = [
     "MISSING",
+    "caller",
     "current_trace",
+    "expect",
+    "expected",
     "inside_transformation",
     "is_concrete",
     "is_count",
@@ -55,6 +61,57 @@ MISSING = (
     "drop or impute rows with missing inputs; of observations with gaps, y, observed = dgp.likelihoods.missing(y) "
     "gives what dgp.Likelihood(..., observed=observed) takes"
 )
+
+
+def caller() -> str:
+    """The public name that was called from outside of the package, as ``fit`` or ``Posterior.predict``.
+
+    It is looked up on the stack when a message is written, so that no function passes its name on. Functions of a
+    submodule have its name in front, as ``design.maximise``; a function that opens a layer is named with it, as
+    ``gp 'f'``. Empty if there is none.
+    """
+    package = sys.modules["numpyro_dgp"]
+    parts = {name: vars(package)[name] for name in dir(package) if inspect.ismodule(vars(package).get(name))}
+    home = {name: f"{part}." for part, module in parts.items() for name in module.__all__}
+    home |= dict.fromkeys(package.__all__, "")
+    frames = [frame for frame, _ in traceback.walk_stack(None) if frame.f_code.co_filename != "<string>"]
+    modules = [frame.f_globals.get("__name__", "").split(".") for frame in frames]
+    for frame, module, outer in zip(frames, modules, [*modules[1:], [""]], strict=True):
+        if module[0] != package.__name__ or outer[0] == package.__name__:
+            continue
+        local = frame.f_locals
+        root, *method = frame.f_code.co_qualname.split(".<locals>")[0].split(".")
+        if method:
+            own = local.get("self", local.get("cls"))
+            bases = (own if isinstance(own, type) else type(own)).__mro__
+            if any(base.__name__ in home for base in bases):
+                name = bases[0].__name__
+                return name if method[0].startswith("_") else f"{name}.{method[0]}"
+        elif module[1] in parts and root in parts[module[1]].__all__:
+            return f"{module[1]}.{root}"
+        elif root in home:
+            site = local["name"] if "name" in inspect.getargs(frame.f_code).args else None
+            return home[root] + root + (f" {site!r}" if isinstance(site, str) else "")
+    return ""
+
+
+def expected(what: str, got: object, do: str = "", at: str | None = None) -> ValueError:
+    """The error of a wrong call, to be raised: ``"at: expected what, got got: do"``.
+
+    Args:
+        what: what was expected.
+        got: what came.
+        do: what to try.
+        at: the site or the layer that it is about; :func:`caller` by default.
+    """
+    where = caller() if at is None else at
+    return ValueError(f"{where}: " * bool(where) + f"expected {what}, got {got}" + f": {do}" * bool(do))
+
+
+def expect(met: Any, what: str, got: object, do: str = "", at: str | None = None) -> None:
+    """Raise the error :func:`expected` unless ``met`` is true."""
+    if not met:
+        raise expected(what, got, do, at)
 
 
 def is_concrete(*values: Any) -> bool:
@@ -153,23 +210,21 @@ def is_count(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value > 0)
 
 
-def require_count(owner: str, name: str, value: Any, hint: str) -> None:
+def require_count(name: str, value: Any, hint: str) -> None:
     """Raise unless ``value`` is a positive integer."""
     if not is_count(value):
         got = f"an array of shape {np.shape(value)}" if np.size(value) > 10 else repr(value)
-        raise ValueError(f"{owner}: expected {name} to be a positive integer, got {got}: try {hint}")
+        raise expected(f"{name} to be a positive integer", got, f"try {hint}")
 
 
 def require_finite(what: str, value: ArrayLike, hint: str) -> None:
     """Raise unless every entry of ``value`` is finite."""
     if is_concrete(value) and (dtype := np.asarray(value).dtype).kind in "OUSmM":
-        raise ValueError(f"expected {what} to be numbers, got dtype {dtype}: {hint}")
+        raise expected(f"{what} to be numbers", f"dtype {dtype}", hint)
     if violated(_is_finite, value):
         bad = ~_is_finite(np.asarray(value))
         where = tuple(int(i) for i in np.argwhere(bad)[0])
-        raise ValueError(
-            f"expected finite {what}, got {int(bad.sum())} NaN or infinite value(s), the first at index {where}: {hint}"
-        )
+        raise expected(f"finite {what}", f"{int(bad.sum())} NaN or infinite value(s), the first at index {where}", hint)
 
 
 def _is_finite(value: Any) -> Any:
@@ -181,10 +236,10 @@ def require_squares(what: str, value: ArrayLike) -> None:
     dtype = jax.dtypes.canonicalize_dtype(jnp.result_type(value, float))
     limit = float(jnp.finfo(dtype).max) ** 0.5 / 100
     if violated(lambda v: abs(v) < limit, value):
-        raise ValueError(
-            f"expected {what} with squared distances below {float(jnp.finfo(dtype).max):.1g}, the largest {dtype}, got "
-            f"{float(np.abs(np.asarray(value)).max()):.3g}: units = dgp.initial.Standardizer.fit(values); "
-            "values = units(values)"
+        raise expected(
+            f"{what} with squared distances below {float(jnp.finfo(dtype).max):.1g}, the largest {dtype}",
+            f"{float(np.abs(np.asarray(value)).max()):.3g}",
+            "units = dgp.initial.Standardizer.fit(values); values = units(values)",
         )
 
 
@@ -202,45 +257,46 @@ def _is_real(dtype: np.dtype) -> bool:
 _POSITIVE = "give it a prior with positive support (LogNormal, HalfNormal, Gamma) or constraint=constraints.positive"
 
 
-def require_positive(owner: str, name: str, value: ArrayLike, advice: str = _POSITIVE) -> None:
+def require_positive(name: str, value: ArrayLike, advice: str = _POSITIVE) -> None:
     """Raise unless every entry of ``value`` is positive."""
     dtype = np.asarray(value).dtype if is_concrete(value) else getattr(value, "dtype", None)
     if dtype is not None and not _is_real(dtype):
         got = dtype if dtype.kind == "c" else type(value).__name__
-        raise ValueError(f"expected the {name} of {owner} to be a positive number, got {got}: try 0.1")
+        raise expected(f"{name} to be a positive number", got, "try 0.1")
     if violated(lambda v: v > 0, value):
         array = np.asarray(value)
         got = array if array.size <= 10 else f"{array[~(array > 0)][0]} in an array of shape {array.shape}"
-        raise ValueError(f"expected the {name} of {owner} to be positive, got {got}: {advice}")
+        raise expected(f"{name} to be positive", got, advice)
 
 
-def require_params(owner: str, params: Any) -> dict[str, Any]:
+def require_params(params: Any) -> dict[str, Any]:
     """Parameters of a fit as a dict, empty for ``None``; raise unless they are finite arrays by name."""
-    if not isinstance(params, Mapping | None):
-        raise ValueError(
-            f"{owner}: expected params as a dict of arrays, got {type(params).__name__}: pass svi_result.params"
-        )
+    expect(
+        isinstance(params, Mapping | None),
+        "params as a dict of arrays",
+        type(params).__name__,
+        "pass svi_result.params",
+    )
     for name, value in (params or {}).items():
         for leaf in jax.tree.leaves(value):  # of a network, several arrays
-            require_finite(f"params of {owner} at {name!r}", leaf, "check the losses of the fit they come from")
+            require_finite(f"params at {name!r}", leaf, "check the losses of the fit they come from")
     return dict(params or {})
 
 
-def require_call(owner: str, program: Callable[..., Any], args: Any, kwargs: Any, hint: str) -> None:
+def require_call(program: Callable[..., Any], args: Any, kwargs: Any, hint: str) -> None:
     """Raise unless a program can be called with arguments."""
     try:
         inspect.signature(program).bind(*args, **kwargs)
     except TypeError as error:
-        raise ValueError(
-            f"{owner}: expected the arguments of the model, got {len(args)} positional and {sorted(kwargs)} ({error}): "
-            f"{hint}"
+        raise expected(
+            "the arguments of the model", f"{len(args)} positional and {sorted(kwargs)} ({error})", hint
         ) from error
     except ValueError:  # a callable that has no signature
         return
 
 
 @contextmanager
-def taking_the_loss(owner: str) -> Iterator[None]:
+def taking_the_loss() -> Iterator[None]:
     """Turn the error of an optax optimiser that needs more than gradients and the loss into one with advice."""
     try:
         yield
@@ -248,65 +304,71 @@ def taking_the_loss(owner: str) -> Iterator[None]:
         missing = "required keyword-only" in str(error)
         if not missing or not any(f"'{name}'" in str(error) for name in _OF_LINE_SEARCHES):
             raise
-        raise ValueError(
-            f"{owner}: expected an optimiser that steps by a gradient and its loss, got one that evaluates the loss at "
-            f"other parameters ({error}): try optax.adam(0.01); for L-BFGS on all data, "
-            "numpyro_dgp.optim.minimize(svi, key, X, y)"
+        raise expected(
+            "an optimiser that steps by a gradient and its loss",
+            f"one that evaluates the loss at other parameters ({error})",
+            "try optax.adam(0.01); for L-BFGS on all data, numpyro_dgp.optim.minimize(svi, key, X, y)",
         ) from error
 
 
-def require_key(owner: str, key: Any) -> None:
+def require_key(key: Any) -> None:
     """Raise unless ``key`` is a single PRNG key, of either kind that JAX has."""
     dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", ())
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if shape != () if typed else dtype != jnp.uint32 or shape != jax.eval_shape(jax.random.PRNGKey, 0).shape:
         got = f"{key!r}" if isinstance(key, int) else f"{type(key).__name__} of shape {shape}"
-        raise ValueError(f"{owner}: expected a PRNG key, got {got}: jax.random.key(0)")
+        raise expected("a PRNG key", got, "jax.random.key(0)")
 
 
-def require_levels(owner: str, q: ArrayLike) -> None:
+def require_levels(q: ArrayLike) -> None:
     """Raise unless levels of quantiles lie between 0 and 1."""
-    require_finite(f"levels of {owner}", q, "0.9 is the level of the quantile that 90 % of y are below")
+    require_finite("levels", q, "0.9 is the level of the quantile that 90 % of y are below")
     if violated(lambda v: (v > 0) & (v < 1), q):
         wrong = next(v for v in np.ravel(q) if not 0 < v < 1)
-        raise ValueError(
-            f"{owner}: expected levels between 0 and 1, got {wrong:.4g}: 0.9 is the level of the quantile that 90 % of "
-            "y are below"
+        raise expected(
+            "levels between 0 and 1", f"{wrong:.4g}", "0.9 is the level of the quantile that 90 % of y are below"
         )
 
 
-def require_scalar(owner: str, name: str, value: ArrayLike) -> None:
+def require_scalar(name: str, value: ArrayLike) -> None:
     """Raise unless ``value`` is a single number."""
-    if np.ndim(value):
-        raise ValueError(
-            f"expected the {name} of {owner} to be a single number, got shape {np.shape(value)}: "
-            "one value per input column belongs in lengthscale, one per output in a list of kernels"
-        )
+    expect(
+        not np.ndim(value),
+        f"{name} to be a single number",
+        f"shape {np.shape(value)}",
+        "one value per input column belongs in lengthscale, one per output in a list of kernels",
+    )
 
 
-def require_noise(owner: str, value: ArrayLike) -> None:
+def require_noise(value: ArrayLike) -> None:
     """Raise unless ``value`` is one positive standard deviation of noise."""
-    if np.ndim(value):
-        raise ValueError(
-            f"{owner}: expected noise to be a single number, got shape {np.shape(value)}: of noise that differs from "
-            "point to point make a layer, dgp.gp with dgp.Grid or dgp.Points, under dgp.Likelihood"
-        )
-    require_positive(owner, "noise", value)
+    expect(
+        not np.ndim(value),
+        "noise to be a single number",
+        f"shape {np.shape(value)}",
+        (
+            "of noise that differs from point to point make a layer, dgp.gp with dgp.Grid or dgp.Points, "
+            "under dgp.Likelihood"
+        ),
+    )
+    require_positive("noise", value)
 
 
-def require_inputs(owner: str, x: Any, dims: int | None = None) -> None:
+def require_inputs(x: Any, dims: int | None = None) -> None:
     """Raise unless ``x`` has shape ``(..., N, D)``, with ``D == dims`` when ``dims`` is given."""
     shape = np.shape(x)
-    if len(shape) < 2:
-        raise ValueError(
-            f"{owner}: expected inputs of shape (..., N, D), got shape {shape}: "
-            "a single input column is x[:, None], a single input row is x[None, :]"
-        )
-    if dims is not None and shape[-1] != dims:
-        raise ValueError(
-            f"{owner}: expected inputs with D = {dims} columns (as in its inducing inputs), "
-            f"got shape {shape}: check the number of outputs of the layer below"
-        )
+    expect(
+        len(shape) >= 2,
+        "inputs of shape (..., N, D)",
+        f"shape {shape}",
+        "a single input column is x[:, None], a single input row is x[None, :]",
+    )
+    expect(
+        dims is None or shape[-1] == dims,
+        f"inputs with D = {dims} columns (as in its inducing inputs)",
+        f"shape {shape}",
+        "check the number of outputs of the layer below",
+    )
 
 
 def nearest(name: str, given: Iterable[str]) -> str | None:
@@ -323,9 +385,7 @@ def with_nearest(missing: Iterable[str], given: Iterable[str]) -> str:
     return ", ".join(listed[:6]) + (f" and {len(listed) - 6} more" if len(listed) > 6 else "")
 
 
-def require_keywords(
-    owner: str, own: Iterable[str] | None, program: Callable[..., Any], kwargs: Mapping[str, Any]
-) -> None:
+def require_keywords(own: Iterable[str] | None, program: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
     """Raise if a keyword argument for the program is none of the program's, and nearly one of ``own``, the owner's."""
     if not kwargs or own is None:
         return
@@ -336,7 +396,8 @@ def require_keywords(
     if any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
         return
     for name in kwargs.keys() - parameters.keys():
-        if (near := nearest(name, own)) is not None:
-            raise ValueError(
-                f"{owner}: expected keyword arguments of its own or of the program, got {name!r} (nearest: {near!r})"
-            )
+        expect(
+            (near := nearest(name, own)) is None,
+            "keyword arguments of its own or of the program",
+            f"{name!r} (nearest: {near!r})",
+        )

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._checks import caller, expect, expected, is_concrete
 from numpyro_dgp._typing import Array
 
 __all__ = [
@@ -54,22 +54,26 @@ def as_numbers(what: str, value: Any) -> Any:
         array([1. , nan, 2.5])
     """
     if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
-        if jnp.issubdtype(value.dtype, jnp.complexfloating):
-            raise ValueError(f"expected {what} to be real, got {value.dtype}: pass real and imaginary parts as columns")
-        return value
-    if callable(getattr(value, "log_prob", None)):
-        raise ValueError(
-            f"expected {what} to be numbers, got the distribution {type(value).__name__}: draw it first, "
-            "h = sample(name, f(x))"
+        expect(
+            not jnp.issubdtype(value.dtype, jnp.complexfloating),
+            f"{what} to be real",
+            value.dtype,
+            "pass real and imaginary parts as columns",
         )
+        return value
+    expect(
+        not callable(getattr(value, "log_prob", None)),
+        f"{what} to be numbers",
+        f"the distribution {type(value).__name__}",
+        "draw it first, h = sample(name, f(x))",
+    )
     if not is_concrete(value):
         return jnp.asarray(value)
     if not (hasattr(value, "to_numpy") and hasattr(value, "columns")):
         return _numbers(what, "", value)
     named = value.items() if hasattr(value, "items") else ((name, value[name]) for name in value.columns)
     columns = [_numbers(what, f" in column {name!r}", column) for name, column in named]
-    if not columns:
-        raise ValueError(f"expected {what} to have columns, got a {type(value).__name__} with none")
+    expect(columns, f"{what} to have columns", f"a {type(value).__name__} with none")
     return np.stack(columns, -1)
 
 
@@ -89,10 +93,12 @@ def known_numbers(what: str, value: Any) -> np.ndarray:
         ValueError: as there, or traced values.
     """
     found = as_numbers(what, value)
-    if not is_concrete(found):
-        raise ValueError(
-            f"expected {what} with known values, got traced ones: compute it once, outside the model and outside jit"
-        )
+    expect(
+        is_concrete(found),
+        f"{what} with known values",
+        "traced ones",
+        "compute it once, outside the model and outside jit",
+    )
     return np.asarray(found)
 
 
@@ -122,9 +128,13 @@ def as_array(what: str, value: Any) -> Array:
     if found.size and found.dtype.kind in "iu" and not np.can_cast(found.dtype, held):
         limits = np.iinfo(held)
         if found.min() < limits.min or found.max() > limits.max:
-            raise ValueError(
-                f"expected {what} within the whole numbers of {held}, got {found.min()} to {found.max()}: subtract the "
-                "first, change the unit, or standardise by dgp.initial.Standardizer; JAX would wrap them around"
+            raise expected(
+                f"{what} within the whole numbers of {held}",
+                f"{found.min()} to {found.max()}",
+                (
+                    "subtract the first, change the unit, or standardise by dgp.initial.Standardizer; JAX would "
+                    "wrap them around"
+                ),
             )
     with np.errstate(over="ignore"):
         cast = found.astype(held)
@@ -197,8 +207,8 @@ def require_apart(what: str, before: np.ndarray, after: np.ndarray) -> None:
     if after.dtype == before.dtype or not before.size:
         return
     if before.dtype.kind == "f" and not np.isfinite(after[np.isfinite(before)]).all():
-        raise ValueError(
-            f"expected {what} within the range of {after.dtype}, got {np.nanmax(np.abs(before)):.3g}: change the unit"
+        raise expected(
+            f"{what} within the range of {after.dtype}", f"{np.nanmax(np.abs(before)):.3g}", "change the unit"
         )
     rows = len(before) if before.ndim else 1
     old, new = (x.reshape(rows, -1)[:: max(1, rows // _ROWS)] for x in (before, after))
@@ -209,10 +219,13 @@ def require_apart(what: str, before: np.ndarray, after: np.ndarray) -> None:
         distinct, left = _count(wide[known], tolerance), _count(narrow[known], 0)
         if 2 * left < distinct:
             where = f" in column {d}" if new.shape[1] > 1 else ""
-            raise ValueError(
-                f"expected distinct values of {what} to stay distinct in {after.dtype}, got {distinct}{where} of which "
-                f"{left} are left: subtract the offset in double precision (dgp.initial.Standardizer does), remove "
-                'outliers, or switch on jax.config.update("jax_enable_x64", True)'
+            raise expected(
+                f"distinct values of {what} to stay distinct in {after.dtype}",
+                f"{distinct}{where} of which {left} are left",
+                (
+                    "subtract the offset in double precision (dgp.initial.Standardizer does), remove outliers, "
+                    'or switch on jax.config.update("jax_enable_x64", True)'
+                ),
             )
 
 
@@ -241,11 +254,10 @@ def _count(values: np.ndarray, tolerance: float) -> int:
     return int((np.diff(np.sort(values)) > tolerance).sum()) + 1
 
 
-def warn_of_units(owner: str, what: str, value: Any, beyond: float = _LARGE, stacklevel: int = 3) -> None:
+def warn_of_units(what: str, value: Any, beyond: float = _LARGE, stacklevel: int = 3) -> None:
     """Warn if a column of known floating-point numbers has a mean or a standard deviation beyond 1000.
 
     Args:
-        owner: who warns.
         what: the numbers, for the message.
         value: the numbers.
         beyond: another limit than 1000.
@@ -260,8 +272,8 @@ def warn_of_units(owner: str, what: str, value: Any, beyond: float = _LARGE, sta
     if max(mean[d], spread[d]) > beyond:
         where = f"column {d} has" if rows.shape[1] > 1 else "they have"
         warnings.warn(
-            f"{owner}: {what} are not in standard units: {where} mean {rows[:, d].mean():.3g} and standard deviation "
-            f"{spread[d]:.3g}, and lengthscales, variances and noise usually begin near one: units = "
+            f"{caller()}: {what} are not in standard units: {where} mean {rows[:, d].mean():.3g} and standard "
+            f"deviation {spread[d]:.3g}, and lengthscales, variances and noise usually begin near one: units = "
             "dgp.initial.Standardizer.fit(values); values = units(values)",
             stacklevel=stacklevel,
         )
@@ -271,7 +283,7 @@ def _numbers(what: str, where: str, value: Any) -> np.ndarray:
     """A column, an array or a list as numbers; ``where`` is said behind what came."""
 
     def refuse(got: str, advice: str) -> ValueError:
-        return ValueError(f"expected {what} to be numbers, got {got}{where}: {advice}")
+        return expected(f"{what} to be numbers", f"{got}{where}", advice)
 
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         count = int(np.ma.getmaskarray(value).sum())

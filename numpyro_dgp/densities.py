@@ -24,7 +24,7 @@ import numpy as np
 from jax.scipy.special import logsumexp, ndtr, ndtri
 from jax.scipy.stats import norm
 
-from numpyro_dgp._checks import is_concrete, require_finite, require_key, require_levels
+from numpyro_dgp._checks import expect, expected, is_concrete, require_finite, require_key, require_levels
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._repr import brief, public_dir
 from numpyro_dgp._typing import Array, ArrayLike
@@ -251,7 +251,7 @@ class Mixture(NamedTuple):
             ValueError: levels that are not between 0 and 1, or moments of a y that is not Gaussian given each draw.
         """
         self._require_gaussians("quantile")
-        require_levels("Mixture.quantile", q)
+        require_levels(q)
         below = levels(q)
         where, upper = np.where if is_concrete(below) else jnp.where, below > 0.5
         return mixture_quantiles(*map(jnp.asarray, self), where(upper, 1 - below, below), upper)
@@ -268,11 +268,8 @@ class Mixture(NamedTuple):
         Raises:
             ValueError: as :meth:`quantile`, or several levels.
         """
-        require_levels("Mixture.interval", level)
-        if np.ndim(level):
-            raise ValueError(
-                f"Mixture.interval: expected one level, got shape {np.shape(level)}: mixture.quantile(q) takes several"
-            )
+        require_levels(level)
+        expect(not np.ndim(level), "one level", f"shape {np.shape(level)}", "mixture.quantile(q) takes several")
         self._require_gaussians("interval")
         tail = jnp.asarray(0.5 - 0.5 * levels(level))
         return mixture_quantiles(*map(jnp.asarray, self), jnp.stack([tail, tail]), jnp.array([False, True]))
@@ -282,11 +279,12 @@ class Mixture(NamedTuple):
 
     def _require_one_shape(self) -> None:
         shape = np.shape(self.means)
-        if not shape or shape != np.shape(self.variances):
-            raise ValueError(
-                f"Mixture: expected means and variances of one shape (S, N, ...), draws along the first axis, got "
-                f"{shape} and {np.shape(self.variances)}: of a single Gaussian take means[None] and variances[None]"
-            )
+        expect(
+            shape and shape == np.shape(self.variances),
+            "means and variances of one shape (S, N, ...), draws along the first axis",
+            f"{shape} and {np.shape(self.variances)}",
+            "of a single Gaussian take means[None] and variances[None]",
+        )
 
 
 class MomentsOnly(Mixture):
@@ -310,10 +308,14 @@ class MomentsOnly(Mixture):
     """
 
     def _require_gaussians(self, method: str) -> None:
-        raise ValueError(
-            f"Mixture.{method}: expected a y that is Gaussian given each draw, got only moments of others: use "
-            "posterior.quantile(key, q, X) for its quantiles, posterior.sample(key, X) for draws, "
-            "posterior.predict_function(key, X) for the function without noise, which is Gaussian"
+        raise expected(
+            "a y that is Gaussian given each draw",
+            "only moments of others",
+            (
+                "use posterior.quantile(key, q, X) for its quantiles, posterior.sample(key, X) for draws, "
+                "posterior.predict_function(key, X) for the function without noise, which is Gaussian"
+            ),
+            at=f"Mixture.{method}",
         )
 
 
@@ -398,7 +400,7 @@ class JointMixture(NamedTuple):
         Args:
             key: PRNG key.
         """
-        require_key("JointMixture", key)
+        require_key(key)
         white = jax.random.normal(key, self.by_output.shape, self.means.dtype)
         draws = self.by_output + matmul(self.factors(), white[..., None])[..., 0]
         return draws if self.means.ndim == 2 else draws.mT
@@ -442,26 +444,33 @@ def log_mean_exp(log_values: Array) -> Array:
         >>> print(jnp.exp(log_mean_exp(jnp.log(jnp.array([[1.0], [3.0]])))))
         [2.]
     """
-    if not np.ndim(log_values) or not len(log_values):
-        raise ValueError(
-            f"log_mean_exp: expected logarithms of shape (S, ...) with S >= 1, got {np.shape(log_values)}: the mean is "
-            "over the first axis"
-        )
+    expect(
+        np.ndim(log_values) and len(log_values),
+        "logarithms of shape (S, ...) with S >= 1",
+        np.shape(log_values),
+        "the mean is over the first axis",
+    )
     return logsumexp(log_values, axis=0) - math.log(len(log_values))
 
 
-def _require_draws(owner: str, draws: ArrayLike, least: int) -> Any:
-    draws = as_numbers(f"draws of {owner}", draws)
+def _require_draws(draws: ArrayLike, least: int) -> Any:
+    draws = as_numbers("draws", draws)
     if np.ndim(draws) != 2 or np.shape(draws)[0] < least:
-        raise ValueError(
-            f"{owner}: expected draws of shape (S, N) with S >= {least}, got {np.shape(draws)}: take them from "
-            "posterior.using(num_samples=2000).sample(key, X); several outputs one at a time, draws[..., p]"
+        raise expected(
+            f"draws of shape (S, N) with S >= {least}",
+            np.shape(draws),
+            (
+                "take them from posterior.using(num_samples=2000).sample(key, X); several outputs one at a "
+                "time, draws[..., p]"
+            ),
         )
     require_finite("draws", draws, "check the fit: NaN in its losses?")
-    if is_concrete(draws) and not np.ptp(np.asarray(draws), axis=0).all():
-        raise ValueError(
-            f"{owner}: expected draws that differ at every test point, got equal ones: draw y, not its mean"
-        )
+    expect(
+        not is_concrete(draws) or np.ptp(np.asarray(draws), axis=0).all(),
+        "draws that differ at every test point",
+        "equal ones",
+        "draw y, not its mean",
+    )
     return draws
 
 
@@ -510,11 +519,12 @@ def kde_log_density(draws: ArrayLike, y: ArrayLike) -> Array:
 
     Source: Salimbeni (2020), section 5.3, and the code published with it.
     """
-    draws, y = _require_draws("kde_log_density", draws, 2), as_numbers("observations y", y)
+    draws, y = _require_draws(draws, 2), as_numbers("observations y", y)
     if np.shape(y) != np.shape(draws)[1:]:
-        raise ValueError(
-            f"kde_log_density: expected observations y of shape {np.shape(draws)[1:]}, one per column of draws (S, N), "
-            f"got {np.shape(y)}: draws are transposed, draws.T, or of other rows than y"
+        raise expected(
+            f"observations y of shape {np.shape(draws)[1:]}, one per column of draws (S, N)",
+            np.shape(y),
+            "draws are transposed, draws.T, or of other rows than y",
         )
     require_finite("observations y", y, "drop the rows with missing values")
     draws = jnp.asarray(draws)
@@ -547,7 +557,7 @@ def shapiro_wilk(draws: ArrayLike) -> ShapiroWilk:
     """
     from scipy.stats import shapiro  # imported here, because the import takes half a second
 
-    found = np.asarray(_require_draws("shapiro_wilk", draws, 3), float)
+    found = np.asarray(_require_draws(draws, 3), float)
     total = len(found)
     rows = np.linspace(0, total - 1, min(total, _SHAPIRO_LIMIT)).astype(int)
     # The test does not depend on location and scale; standardised draws avoid rounding errors.

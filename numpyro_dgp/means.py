@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_finite, require_inputs
+from numpyro_dgp._checks import expect, expected, require_finite, require_inputs
 from numpyro_dgp._data import as_floats, as_numbers, known_numbers
 from numpyro_dgp._repr import brief, public_dir
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
@@ -136,19 +136,17 @@ class LinearMean(Mean):
     b: ArrayLike = 0.0
 
     def __post_init__(self) -> None:
-        if np.ndim(self.W) != 2:
-            raise ValueError(
-                f"expected means.LinearMean(W) of shape (D, P), got {np.shape(self.W)}: W has one row per input"
-            )
+        expect(np.ndim(self.W) == 2, "means.LinearMean(W) of shape (D, P)", np.shape(self.W), "W has one row per input")
         require_finite("weights of means.LinearMean", self.W, "check the data the directions came from")
         if np.shape(self.b) not in ((), (1,), np.shape(self.W)[1:]):
-            raise ValueError(
-                f"expected offsets b of means.LinearMean to be a number or one per output, {np.shape(self.W)[1:]}, got "
-                f"{np.shape(self.b)}: W has one column per output"
+            raise expected(
+                f"offsets b of means.LinearMean to be a number or one per output, {np.shape(self.W)[1:]}",
+                np.shape(self.b),
+                "W has one column per output",
             )
 
     def __call__(self, X: Array) -> Array:
-        require_inputs("means.LinearMean", X, np.shape(self.W)[0])
+        require_inputs(X, np.shape(self.W)[0])
         X = as_floats("inputs of means.LinearMean", X)
         W = jnp.asarray(self.W, X.dtype)
         return matmul(X, W) + jnp.asarray(self.b, X.dtype)
@@ -201,16 +199,18 @@ def as_mean(mean: Any) -> Mean:
     if isinstance(mean, list | tuple | int | float | np.number | np.ndarray | jax.Array) and not isinstance(mean, bool):
         value = as_numbers("mean", mean)
         require_finite("mean", value, "a number, or one per output")
-        if np.ndim(value) > 1:
-            raise ValueError(
-                f"expected a mean to be a number or one per output, got an array of shape {np.shape(value)}: of values "
-                "that differ between rows give the function of their inputs, mean=lambda x: ..."
-            )
+        expect(
+            np.ndim(value) <= 1,
+            "a mean to be a number or one per output",
+            f"an array of shape {np.shape(value)}",
+            "of values that differ between rows give the function of their inputs, mean=lambda x: ...",
+        )
         return ConstantMean(value)
     if not callable(mean) or isinstance(mean, type):
-        raise ValueError(
-            "expected a mean function, any callable from (..., D) to (..., P), or a number, got "
-            f"{getattr(mean, '__name__', type(mean).__name__)}: for example dgp.means.IdentityMean()"
+        raise expected(
+            "a mean function, any callable from (..., D) to (..., P), or a number",
+            getattr(mean, "__name__", type(mean).__name__),
+            "for example dgp.means.IdentityMean()",
         )
     return CallableMean(mean)
 
@@ -241,12 +241,10 @@ def pca(X: ArrayLike, outputs: int) -> Mean:
     Source: Salimbeni (2020), sections 2.2 and 5.1.6.
     """
     X = known_numbers("inputs of means.pca", X)
-    require_inputs("means.pca", X)
+    require_inputs(X)
     require_finite("inputs of means.pca", X, "drop or impute the rows with missing values")
     if not isinstance(outputs, int) or outputs < 1:
-        raise ValueError(
-            f"means.pca: expected a positive integer number of outputs, got {outputs!r}: try {X.shape[-1]}"
-        )
+        raise expected("a positive integer number of outputs", repr(outputs), f"try {X.shape[-1]}")
     if outputs == X.shape[-1]:
         return IdentityMean()
     if outputs > X.shape[-1]:
@@ -282,12 +280,11 @@ def principal_directions(X: ArrayLike, number: int) -> np.ndarray:
     Source: Salimbeni (2020), section 5.1.5.
     """
     X = known_numbers("inputs of means.principal_directions", X)
-    require_inputs("means.principal_directions", X)
+    require_inputs(X)
     require_finite("inputs of means.principal_directions", X, "drop or impute the rows with missing values")
     if not isinstance(number, int) or not 1 <= number <= min(X.shape):
-        raise ValueError(
-            f"means.principal_directions: expected between 1 and {min(X.shape)} directions, got {number!r}: inputs of "
-            f"shape {X.shape} have no more"
+        raise expected(
+            f"between 1 and {min(X.shape)} directions", repr(number), f"inputs of shape {X.shape} have no more"
         )
     # X - mean = U S V': the columns of V are the eigenvectors of the covariance, largest first.
     directions = np.linalg.svd(X - X.mean(0), full_matrices=False)[2][:number].T

@@ -8,7 +8,7 @@ from typing import Any, overload
 import jax.numpy as jnp
 import numpyro
 
-from numpyro_dgp._checks import require_inputs
+from numpyro_dgp._checks import expect, require_inputs
 from numpyro_dgp._data import as_floats, as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.functions.basis import Basis, BasisFunction
@@ -128,29 +128,34 @@ def gp(
 
     Source: Salimbeni (2020), sections 1.2 and 2.2.
     """
-    if not isinstance(name, str):
-        raise ValueError(f'gp: expected a name of the site, got {name!r}: gp("f", kernel, inducing)')
-    if outputs is not None and (isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1):
-        raise ValueError(
-            f"gp {name!r}: expected outputs to be a positive integer or None, got {outputs!r}: "
-            "None is a scalar function, whose values have no trailing axis"
-        )
+    expect(isinstance(name, str), "a name of the site", repr(name), 'gp("f", kernel, inducing)')
+    expect(
+        outputs is None or (not isinstance(outputs, bool) and isinstance(outputs, int) and outputs >= 1),
+        "outputs to be a positive integer or None",
+        repr(outputs),
+        "None is a scalar function, whose values have no trailing axis",
+        at=f"gp {name!r}",
+    )
     kernels: Kernels
     if isinstance(kernel, list | tuple):
-        if len(kernel) != (outputs or 1):
-            raise ValueError(
-                f"gp {name!r}: expected one kernel per output, outputs = {outputs}, got {len(kernel)} kernels: "
-                "pass a single kernel to share it"
-            )
+        expect(
+            len(kernel) == (outputs or 1),
+            f"one kernel per output, outputs = {outputs}",
+            f"{len(kernel)} kernels",
+            "pass a single kernel to share it",
+            at=f"gp {name!r}",
+        )
         kernels = tuple(as_kernel(k) for k in kernel)
     else:
         kernels = as_kernel(kernel)
     representation = Exact() if inducing is None else inducing
-    if not hasattr(representation, "open") or isinstance(representation, type):
-        raise ValueError(
-            f"gp {name!r}: expected inducing=dgp.Points(Z), another representation, such as dgp.Grid(low, high, size), "
-            f"or None, got {type(inducing).__name__}: wrap an array of inducing inputs as dgp.Points(Z)"
-        )
+    expect(
+        hasattr(representation, "open") and not isinstance(representation, type),
+        "inducing=dgp.Points(Z), another representation, such as dgp.Grid(low, high, size), or None",
+        type(inducing).__name__,
+        "wrap an array of inducing inputs as dgp.Points(Z)",
+        at=f"gp {name!r}",
+    )
     return representation.open(name, kernels, outputs, as_mean(mean))
 
 
@@ -183,12 +188,11 @@ def latent(name: str, x: ArrayLike | None, dim: int) -> Array:
 
     Source: Salimbeni (2020), equation 4.4 and section 5.1.2.
     """
-    if not isinstance(dim, int) or dim < 1:
-        raise ValueError(f"latent {name!r}: expected a positive integer dim, got {dim!r}: 1 is usual")
+    expect(isinstance(dim, int) and dim >= 1, "a positive integer dim", repr(dim), "1 is usual", at=f"latent {name!r}")
     if x is None:
         return numpyro.sample(name, StandardNormal((dim,), jnp.result_type(float)))
     x = as_numbers(f"inputs of latent {name!r}", x)
-    require_inputs(f"latent {name!r}", x)
+    require_inputs(x)
     x = as_floats(f"inputs of latent {name!r}", x)
     w = numpyro.sample(name, StandardNormal((dim,), x.dtype, x.shape[:-1], x))
     batch = jnp.broadcast_shapes(x.shape[:-1], w.shape[:-1])

@@ -18,7 +18,7 @@ import optax
 from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 
-from numpyro_dgp._checks import require_count, require_finite, require_inputs
+from numpyro_dgp._checks import expect, expected, require_count, require_finite, require_inputs
 from numpyro_dgp._repr import public_dir
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.functions.function_values import FunctionValues
@@ -55,8 +55,7 @@ def toy(num_layers: int = 1) -> tuple[Callable[..., None], Array, Array]:
         >>> dgp.testing.parameter_shapes(dgp.guides.InducingPoint(model), X, y)["f_auto_loc"]
         (2, 5)
     """
-    if num_layers not in (1, 2):
-        raise ValueError(f"toy: expected num_layers to be 1 or 2, got {num_layers!r}: write a deeper program yourself")
+    expect(num_layers in (1, 2), "num_layers to be 1 or 2", repr(num_layers), "write a deeper program yourself")
 
     def shallow(X: Array, y: Array | None = None) -> None:
         f = gp("f", RBF(), Points(jnp.linspace(0, 1, 5)[:, None]))
@@ -125,12 +124,15 @@ def check_kernel(kernel: Kernel | Callable[[Array, Array], Array], X: ArrayLike)
         AssertionError: ...
     """
     k = as_kernel(kernel)
-    require_inputs("check_kernel", X)
+    require_inputs(X)
     require_finite("inputs of check_kernel", X, "take rows of numbers")
     if np.ndim(X) != 2 or len(np.unique(np.asarray(X), axis=0)) != len(np.asarray(X)) or len(np.asarray(X)) < 2:
-        raise ValueError(
-            f"check_kernel: expected at least two distinct inputs (N, D), got shape {np.shape(X)}, of which "
-            f"{len(np.unique(np.asarray(X).reshape(-1, np.shape(X)[-1]), axis=0))} differ"
+        raise expected(
+            "at least two distinct inputs (N, D)",
+            (
+                f"shape {np.shape(X)}, of which "
+                f"{len(np.unique(np.asarray(X).reshape(-1, np.shape(X)[-1]), axis=0))} differ"
+            ),
         )
     X = jnp.asarray(X, jnp.result_type(X, float))
     K = k(X, X)
@@ -182,16 +184,16 @@ def check_likelihood(
         >>> from numpyro_dgp.testing import check_likelihood
         >>> check_likelihood(lambda v: dist.Poisson(jnp.exp(v)), jnp.array([0, 1, 3]))
     """
-    if not callable(conditional) or isinstance(conditional, dist.Distribution):
-        raise ValueError(
-            f"check_likelihood: expected a function from v to a distribution, got {type(conditional).__name__}: for "
-            "example lambda v: dist.Normal(v, 0.1)"
-        )
-    require_count("check_likelihood", "num", num, "the default")
+    expect(
+        callable(conditional) and not isinstance(conditional, dist.Distribution),
+        "a function from v to a distribution",
+        type(conditional).__name__,
+        "for example lambda v: dist.Normal(v, 0.1)",
+    )
+    require_count("num", num, "the default")
     if outputs is not None:
-        require_count("check_likelihood", "outputs", outputs, "None for a scalar function")
-    if np.ndim(y) < 1 or not np.size(y):
-        raise ValueError(f"check_likelihood: expected observations y of shape (N,) or (N, P), got {np.shape(y)}")
+        require_count("outputs", outputs, "None for a scalar function")
+    expect(np.ndim(y) >= 1 and np.size(y), "observations y of shape (N,) or (N, P)", np.shape(y))
     require_finite("observations y of check_likelihood", y, "take values that the distribution can have")
     y = jnp.asarray(y)
     shape = y.shape[:1] if outputs is None else (y.shape[0], outputs)
@@ -244,16 +246,17 @@ def check_guide(
         ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
         >>> testing.check_guide(model, guides.InducingPoint(model), X, np.sin(6 * X[:, 0]))
     """
-    if not callable(model) or not callable(guide):
-        raise ValueError(
-            "check_guide: expected a program and a guide of it, check_guide(model, guide, X, y), "
-            f"got {type(model).__name__} and {type(guide).__name__}"
-        )
-    require_count("check_guide", "num", num, "the default")
-    if np.ndim(X) < 1 or np.ndim(y) < 1 or len(np.asarray(X)) < 1:
-        raise ValueError(
-            f"check_guide: expected inputs X (N, D) and observations y, got {np.shape(X)} and {np.shape(y)}"
-        )
+    expect(
+        callable(model) and callable(guide),
+        "a program and a guide of it, check_guide(model, guide, X, y)",
+        f"{type(model).__name__} and {type(guide).__name__}",
+    )
+    require_count("num", num, "the default")
+    expect(
+        np.ndim(X) >= 1 and np.ndim(y) >= 1 and len(np.asarray(X)) >= 1,
+        "inputs X (N, D) and observations y",
+        f"{np.shape(X)} and {np.shape(y)}",
+    )
     X, y = jnp.asarray(X), jnp.asarray(y)
     svi = SVI(model, guide, optax.sgd(0.0), ELBO())
     params = svi.get_params(svi.init(jax.random.key(0), X, y, **kwargs))
@@ -265,10 +268,7 @@ def check_guide(
     sites = handlers.trace(given(model, jax.random.key(1))).get_trace(X, y, **kwargs)
     latent = {n for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"]}
     observed = [n for n, s in sites.items() if s["type"] == "sample" and s["is_observed"]]
-    if not observed:
-        raise ValueError(
-            'check_guide: expected a program that observes data, got none: numpyro.sample("y", ..., obs=y)'
-        )
+    expect(observed, "a program that observes data", "none", 'numpyro.sample("y", ..., obs=y)')
     drawn = {n for n, s in guide_trace.items() if s["type"] == "sample" and not s["infer"].get("is_auxiliary")}
     _require(drawn == latent, f"a draw of the latent sites {sorted(latent)}, got {sorted(drawn)}")
 

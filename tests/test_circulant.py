@@ -281,7 +281,7 @@ def test_components_of_additive_kernels():
         ((0.0, 1.0, (4, 4, 4, 4)), "additive kernel"),
         ((0.0, [1.0, 2.0], 4), "expected high to be a number or one per dimension"),
         ((1.0, 0.0, 4), "expected low < high"),
-        ((0.0, np.nan, 4), "expected finite high of Ring"),
+        ((0.0, np.nan, 4), "expected finite high"),
     ],
 )
 def test_bad_rings(arguments, message):

@@ -402,7 +402,7 @@ def dependent(X, y):
         (lambda: dgp.mcmc.Gibbs(deep, rest=EllipticalSlice()), "rest to be an update of any site, got EllipticalSlice"),
         (lambda: dgp.mcmc.Gibbs(deep, rest=3), "expected an update as rest, got int"),
         (lambda: EllipticalSlice(repeat=0), "EllipticalSlice: expected repeat to be a positive integer, got 0"),
-        (lambda: Slice(width=-1.0), "expected the width of Slice to be positive, got -1.0"),
+        (lambda: Slice(width=-1.0), "Slice: expected width to be positive, got -1.0"),
         (lambda: BlockNUTS(target_accept_prob=1.5), "BlockNUTS: expected 0 < target_accept_prob < 1, got 1.5"),
         (lambda: dgp.mcmc.Gibbs(shallow).postprocess_fn((), {}), "Gibbs: expected init before anything else"),
         (lambda: run(discrete, X, Y), "Gibbs: expected continuous sites, got the discrete 'k'"),

@@ -380,7 +380,7 @@ def projected(X, y=None):
         ),
         (
             lambda: G.GlobalInducing(5, scale=-1.0),
-            "scale of GlobalInducing to be positive, got -1",
+            "GlobalInducing: expected scale to be positive, got -1",
         ),
         (
             lambda: initial(two, G.InducingPoint(two, inducing=G.GlobalInducing(5), hidden=G.Full()), X, Y),

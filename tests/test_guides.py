@@ -350,8 +350,8 @@ def test_exact_layers():
         ),
         (lambda: G.Collapsed(deep, latent=G.GivenInducing()), "for latent values, got GivenInducing, a rule"),
         (lambda: G.MeanField(deep, inducing=G.GivenBelow()), "expected inducing to be a rule for inducing values"),
-        (lambda: G.Full(scale=0.0), "expected the scale of rule Full to be positive"),
-        (lambda: G.Normal(scale=-1.0), "expected the scale of rule Normal to be positive"),
+        (lambda: G.Full(scale=0.0), "expected the Full: expected scale to be positive"),
+        (lambda: G.Normal(scale=-1.0), "expected the Normal: expected scale to be positive"),
         (lambda: dgp.ELBO(0), "expected num_particles to be a positive integer, got 0"),
     ],
 )

@@ -72,7 +72,7 @@ def test_one_program_is_compiled():
 
 @pytest.mark.slow
 def test_values_that_only_a_compiled_program_knows_are_checked():
-    with pytest.raises(ValueError, match="the lengthscale of RBF to be positive, got"):
+    with pytest.raises(ValueError, match="RBF: expected lengthscale to be positive, got"):
         dgp.fit(make(program)[0], jax.random.key(0), 2, X, Y, jnp.float32(-0.5), -1.0, progress_bar=False)
     with pytest.raises(ValueError, match="expected observations y from 0, got -2"):
         dgp.fit(make(counts)[0], jax.random.key(0), 2, X, jnp.round(3 * Y) - 0.0, progress_bar=False)

@@ -179,7 +179,7 @@ def test_lists_that_are_no_numbers():
         for value in (["a"], [[1.0], [1.0, 2.0]]):
             with pytest.raises(ValueError, match=f"expected {what} to be "):
                 build(value)
-    with pytest.raises(ValueError, match="variance of Linear to be positive, got"):
+    with pytest.raises(ValueError, match="Linear: expected variance to be positive, got"):
         K.Linear([1.0, -1.0])
 
 
@@ -206,7 +206,7 @@ def test_sums_by_the_builtin():
     np.testing.assert_array_equal(total(X, X), (kernels[0] + kernels[1] + kernels[2])(X, X))
     assert sum(kernels[:1]) is kernels[0]
     for nothing in (lambda: K.RBF() + 0, lambda: 0.0 + K.RBF(), lambda: False + K.RBF(), lambda: 0 * K.RBF()):
-        with pytest.raises(ValueError, match="variance of Constant to be positive"):
+        with pytest.raises(ValueError, match="expected variance to be positive"):
             nothing()
 
 

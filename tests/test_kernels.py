@@ -329,9 +329,9 @@ def test_no_three_dimensional_intermediate():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: K.RBF(lengthscale=-1.0), r"expected the lengthscale of RBF to be positive, got -1.0: give it a prior"),
+        (lambda: K.RBF(lengthscale=-1.0), r"RBF: expected lengthscale to be positive, got -1.0: give it a prior"),
         (lambda: K.Matern32(variance=jnp.array(0.0)), r"expected the variance of Matern32 to be positive"),
-        (lambda: K.RBF(lengthscale=np.array([1.0, np.nan])), r"expected the lengthscale of RBF to be positive"),
+        (lambda: K.RBF(lengthscale=np.array([1.0, np.nan])), r"RBF: expected lengthscale to be positive"),
         (lambda: K.RationalQuadratic(alpha=0.0), "the alpha of RationalQuadratic"),
         (lambda: K.Periodic(period=-1), "the period of Periodic"),
         (lambda: K.Polynomial(degree=0), r"expected Polynomial\(degree=...\) to be a positive integer, got 0"),
@@ -341,9 +341,9 @@ def test_no_three_dimensional_intermediate():
         (lambda: K.RBF()(inputs()[:, 0], inputs()), r"expected inputs of shape \(..., N, D\), got shape \(6,\)"),
         (lambda: K.RBF()(inputs()[:, :2], inputs()), "same number of columns"),
         (lambda: K.RBF(lengthscale=np.ones(2))(inputs(), inputs()), r"expected lengthscale of shape \(\) or \(3,\)"),
-        (lambda: K.RBF(np.ones(3)), r"expected the variance of RBF to be a single number, got shape \(3,\)"),
+        (lambda: K.RBF(np.ones(3)), r"RBF: expected variance to be a single number, got shape \(3,\)"),
         (lambda: K.RBF() + "linear", r"expected a kernel, a callable k\(X1, X2\) or a positive number, got str"),
-        (lambda: K.RBF() * -1.0, r"expected the variance of Constant to be positive"),
+        (lambda: K.RBF() * -1.0, r"expected variance to be positive"),
     ],
 )
 def test_bad_input(build, message):

@@ -541,7 +541,7 @@ def test_layers_of_a_fit():
         (lambda: dgp.gp("f", K, FEW).condition(X, X), r"condition: expected inputs \(N, D\) and values of shape \(14,"),
         (lambda: dgp.gp("f", K, FEW).condition(X, X[:, 0])(X[:, :1]), "expected inputs with D = 2 columns"),
         (lambda: dgp.Likelihood(dgp.gp("f", K, FEW)(X), dist.Bernoulli), "got those of one without .inducing=None or"),
-        (lambda: dgp.guides.SparseFactor(-1.0), "expected the scale of rule SparseFactor to be positive"),
+        (lambda: dgp.guides.SparseFactor(-1.0), "expected the SparseFactor: expected scale to be positive"),
         (lambda: dgp.gp("f", K, X), "expected inducing=dgp.Points.Z., .*, or None, got"),
     ],
 )

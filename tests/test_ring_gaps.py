@@ -246,7 +246,7 @@ def test_bad_input():
     y = np.zeros(SCATTERED.sum())
     with pytest.raises(ValueError, match=r"RingNormal: expected noise of shape \(\d+,\), one number per observed"):
         RingNormal(KERNEL, LINE, np.ones(120), SCATTERED)
-    with pytest.raises(ValueError, match=r"expected the noise of RingNormal to be positive, got 0\.0"):
+    with pytest.raises(ValueError, match=r"expected noise to be positive, got 0\.0"):
         RingNormal(KERNEL, LINE, np.append(y[1:] + 1.0, 0.0), SCATTERED)
     with pytest.raises(ValueError, match=r"got noise=None with \d+ values and \d+ gaps, .*: give the process a small"):
         RingNormal(KERNEL, LINE, None, SCATTERED, solver=ESTIMATED).log_prob(y)
@@ -261,7 +261,7 @@ def test_bad_input():
         ({"probes": 1}, "Solver: expected probes to be at least 2, got 1"),
         ({"steps": 0}, "Solver: expected steps to be a positive integer, got 0"),
         ({"exact": -1}, "Solver: expected exact to be an integer of at least zero, got -1"),
-        ({"tol": 0.0}, "expected the tol of Solver to be positive"),
+        ({"tol": 0.0}, "Solver: expected tol to be positive"),
         ({"seed": None}, "Solver: expected seed to be an integer, got None"),
     ]:
         with pytest.raises(ValueError, match=match):

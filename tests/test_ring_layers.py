@@ -295,7 +295,7 @@ def test_rules_need_a_ring():
 
     with pytest.raises(ValueError, match=r"rule Circulant: expected site .g. to be the values of a layer on a"):
         dgp.ELBO().loss(jax.random.key(0), {}, on_points, G.InducingPoint(on_points, inducing=G.Circulant()), X, Y)
-    with pytest.raises(ValueError, match="expected the scale of rule ScaledPrior to be positive"):
+    with pytest.raises(ValueError, match="expected the ScaledPrior: expected scale to be positive"):
         G.ScaledPrior(-1.0)
 
 

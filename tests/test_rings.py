@@ -224,5 +224,5 @@ def test_bad_input():
             dgp.rings.regular(np.arange(3.0), margin)
     with pytest.raises(ValueError, match="expected observed to mark some of the 16 grid points"):
         dgp.rings.RingNormal(KERNEL, GRIDS[0], observed=np.zeros(16, bool))
-    with pytest.raises(ValueError, match="expected the noise of RingNormal to be positive"):
+    with pytest.raises(ValueError, match="expected noise to be positive"):
         dgp.rings.RingNormal(KERNEL, GRIDS[0], noise=-1.0)

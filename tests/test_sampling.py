@@ -152,7 +152,7 @@ def test_float32_nuts(x32):
         ),
         (
             lambda: dgp.for_mcmc(bayesian)(X, Y),
-            "for_mcmc: expected a value for every numpyro.param, got none for 'g_Z'",
+            "expected a value for every numpyro.param, got none for 'g_Z'",
         ),
         (
             lambda: handlers.reparam(bayesian, config={"noise": dgp.mcmc.NonCentered()})(X, Y),
@@ -186,7 +186,7 @@ def test_forgotten_observations(prepare, likelihood):
 def test_without_observations_a_prepared_program_is_its_prior():
     """Where nothing is observed, NUTS is refused, and draws are those of the same form by hand."""
     program, by_hand = dgp.for_mcmc(explicit), dict.fromkeys("hv", dgp.mcmc.NonCentered())
-    with pytest.raises(ValueError, match="for_mcmc, site 'y': expected observations in every run of a sampler"):
+    with pytest.raises(ValueError, match="site 'y': expected observations in every run of a sampler"):
         NUTS(program).init(jax.random.key(0), 1, None, (X,), {})
     forms = program, handlers.reparam(explicit, config=by_hand)
     drawn = [Predictive(form, num_samples=2)(jax.random.key(0), X[:4]) for form in forms]

@@ -172,5 +172,5 @@ def test_bad_input():
         ValueError, match=r"expected an observation at each of the 12 points of the ring, got shape \(5"
     ):
         found.bound(np.zeros(5), 0.1)
-    with pytest.raises(ValueError, match="expected the noise of Subsampled to be positive"):
+    with pytest.raises(ValueError, match=r"Subsampled\.\w+: expected noise to be positive"):
         found.expected_gap(-1.0)

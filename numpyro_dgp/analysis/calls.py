@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import with_nearest
+from numpyro_dgp._checks import expected, with_nearest
 from numpyro_dgp._numpyro import each_message
 from numpyro_dgp.analysis.coupling import coupling, ones_of
 from numpyro_dgp.analysis.program import ProgramFacts, run_on_shapes, structure
@@ -218,10 +218,8 @@ class Call:
         """
         if len(self.candidates) != 1:
             samples = [name for name, site in self.sites.items() if site["type"] == "sample"]
-            raise ValueError(
-                f"Posterior: expected one observed site, found {self.candidates}: name it, Posterior(..., site=...); "
-                f"the program has {samples}"
-            )
+            advice = f"name it, Posterior(..., site=...); the program has {samples}"
+            raise expected("one observed site", self.candidates, advice)
         return self.candidates[0]
 
     def ignored(self) -> tuple[list[str], list[str]]:
@@ -324,9 +322,10 @@ def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, .
     try:
         sites, facts, reasons = run_on_shapes(marked, (leaves,), {})
     except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as error:
-        raise ValueError(
-            "Posterior: expected a model of JAX operations on its arguments, got one that turns them into NumPy arrays "
-            "or Python numbers: compute inducing inputs and settings from the data once, outside the model"
+        raise expected(
+            "a model of JAX operations on its arguments",
+            "one that turns them into NumPy arrays or Python numbers",
+            "compute inducing inputs and settings from the data once, outside the model",
         ) from error
     rows = _row_arguments(sites, facts, [np.shape(leaf) for leaf in leaves])
     pairs = [jnp.repeat(leaf, 2, 0) if np.ndim(leaf) > 1 and len(leaf) == 1 else leaf for leaf in leaves]
@@ -375,16 +374,17 @@ def _candidates(site: str | None, sites: Trace, ends: frozenset[str], program: P
     if site is None:
         return observed
     if site not in samples:
-        raise ValueError(
-            f"Posterior: expected site= to be the name of a site, got {with_nearest([site], samples)}: the program has "
-            f"{samples}"
-        )
+        raise expected("site= to be the name of a site", with_nearest([site], samples), f"the program has {samples}")
     kind = site_kind(sites[site])
     if kind == "inducing" or (kind in ("latent", "other") and program.is_shared(sites[site]) and site not in ends):
         what = "inducing values of layer" if kind == "inducing" else "latent site"
-        raise ValueError(
-            f"Posterior: expected site= to be the name of an observed site, got the {what} {site!r}: the program "
-            f"observes {observed}; draws of latent sites are guide.sample_posterior(key, params, X, y), or of MCMC"
+        raise expected(
+            "site= to be the name of an observed site",
+            f"the {what} {site!r}",
+            (
+                f"the program observes {observed}; draws of latent sites are guide.sample_posterior(key, "
+                "params, X, y), or of MCMC"
+            ),
         )
     return [site]
 
@@ -438,10 +438,13 @@ def _row_arguments(sites: Trace, facts: Any, shapes: list[tuple[int, ...]]) -> s
 def require_unobserved(call: Call) -> None:
     """Raise if a call observes what it is to predict; warn if latents have another distribution than one may expect."""
     if call.candidates and not call.predicted:
-        raise ValueError(
-            "Posterior: expected a call without the observations that are to be predicted, got those of "
-            f"{', '.join(map(repr, call.candidates))}: leave them out, posterior.predict(key, X), "
-            "posterior.sample(key, X); posterior.log_density(key, y, X) takes them right after the key"
+        raise expected(
+            "a call without the observations that are to be predicted",
+            f"those of {', '.join(map(repr, call.candidates))}",
+            (
+                "leave them out, posterior.predict(key, X), posterior.sample(key, X); "
+                "posterior.log_density(key, y, X) takes them right after the key"
+            ),
         )
     observed, latents = call.ignored()
     if observed:
@@ -470,10 +473,13 @@ def require_unobserved(call: Call) -> None:
 def require_own_functions(call: Call) -> None:
     """Raise if a function of the program is computed from the rows of the call."""
     for layer, arguments in call.from_rows.items():
-        raise ValueError(
-            f"Posterior: expected inducing inputs and hyperparameters of {layer!r} that do not depend on the rows of "
-            f"the call, got some computed from {', '.join(arguments)}: at other rows that is not the function that was "
-            "fitted. Compute them once, outside the model: Z = X[::10] before def model(X, y=None)"
+        raise expected(
+            f"inducing inputs and hyperparameters of {layer!r} that do not depend on the rows of the call",
+            f"some computed from {', '.join(arguments)}",
+            (
+                "at other rows that is not the function that was fitted. Compute them once, outside the "
+                "model: Z = X[::10] before def model(X, y=None)"
+            ),
         )
 
 
@@ -482,10 +488,13 @@ def require_new_rows(call: Call) -> None:
     for name, user in call.fixed_rows().items():
         plates = sorted(frame.name for frame in call.sites[user]["cond_indep_stack"])
         where = f"in plate(s) {', '.join(map(repr, plates))}, as {user!r} is" if plates else "in a plate of the data"
-        raise ValueError(
-            f"Posterior: expected sites with a value per row in the plates of the rows, got {name!r}, of which "
-            f"{user!r} uses row n at row n of the call: the fit has its values for its own rows only. Open it {where}, "
-            f"so that new rows draw their own; values of groups are picked by an argument, {name}[group]"
+        raise expected(
+            "sites with a value per row in the plates of the rows",
+            f"{name!r}, of which {user!r} uses row n at row n of the call",
+            (
+                f"the fit has its values for its own rows only. Open it {where}, so that new rows draw their "
+                f"own; values of groups are picked by an argument, {name}[group]"
+            ),
         )
 
 
@@ -500,11 +509,13 @@ def require_conditionals(call: Call, below: bool) -> None:
     for name in call.exact:
         of_data = name in call.predicted or not call.candidates
         if of_data or (below and name in above):
-            raise ValueError(
-                "Posterior: expected functions with inducing points, got values of one without (inducing=None or "
-                f"dgp.Neighbours) at {name!r}: at new rows they depend on the data of the fit, which its parameters "
-                "and draws do not hold. Give the data, posterior.on(X, y), or give the layer dgp.Points(X), and y a "
-                "dgp.Likelihood"
+            raise expected(
+                "functions with inducing points",
+                f"values of one without (inducing=None or dgp.Neighbours) at {name!r}",
+                (
+                    "at new rows they depend on the data of the fit, which its parameters and draws do not hold. "
+                    "Give the data, posterior.on(X, y), or give the layer dgp.Points(X), and y a dgp.Likelihood"
+                ),
             )
 
 

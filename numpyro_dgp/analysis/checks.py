@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from numpyro.primitives import Messenger
 
-from numpyro_dgp._checks import current_trace, require_finite, with_nearest
+from numpyro_dgp._checks import current_trace, expected, require_finite, with_nearest
 from numpyro_dgp.analysis.sites import Message, Trace, is_likelihood
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "LEARNED_INPUTS_APART",
     "NO_OBS_MASK",
     "OUTSIDE_TRANSFORMATIONS",
-    "TRANSFORMED",
     "WHOLE_DATA",
     "Check",
     "NotTraceableError",
@@ -38,19 +37,18 @@ class Check(NamedTuple):
     """One thing that a program must not do.
 
     Args:
-        at_site: from a message on its way in, and the handler, to what is wrong; ``None`` if nothing is.
+        at_site: from a message on its way in, and the handler, to the error; ``None`` for none.
         at_end: the same when the program has run, or has failed for want of a value.
     """
 
-    at_site: Callable[[Message, require], str | None] = lambda msg, run: None
-    at_end: Callable[[require], str | None] = lambda run: None
+    at_site: Callable[[Message, require], ValueError | None] = lambda msg, run: None
+    at_end: Callable[[require], ValueError | None] = lambda run: None
 
 
 class require(Messenger):  # noqa: N801 - a handler, named like NumPyro's
     """Handler under which a program that fails a check is an error. Make it where the program is run.
 
     Args:
-        owner: the function that needs it, for messages.
         *checks: rows of the table.
         fn: the program; without it, use the handler in a ``with`` statement.
 
@@ -62,14 +60,14 @@ class require(Messenger):  # noqa: N801 - a handler, named like NumPyro's
         >>> def program():
         ...     with numpyro.plate("data", 100, subsample_size=10):
         ...         pass
-        >>> with numpyro.handlers.seed(rng_seed=0), require("minimize", WHOLE_DATA):  # doctest: +ELLIPSIS
+        >>> with numpyro.handlers.seed(rng_seed=0), require(WHOLE_DATA):  # doctest: +ELLIPSIS
         ...     program()
         Traceback (most recent call last):
-        ValueError: minimize: expected a program over all data, got plate 'data' that takes 10 of 100 rows: ...
+        ValueError: expected a program over all data, got plate 'data' that takes 10 of 100 rows: ...
     """
 
-    def __init__(self, owner: str, *checks: Check, fn: Callable[..., Any] | None = None) -> None:
-        self.owner, self.checks = owner, checks
+    def __init__(self, *checks: Check, fn: Callable[..., Any] | None = None) -> None:
+        self.checks = checks
         super().__init__(fn)
 
     def __enter__(self) -> require:
@@ -83,8 +81,8 @@ class require(Messenger):  # noqa: N801 - a handler, named like NumPyro's
         if msg["type"] == "param" and msg["value"] is None:
             self.unset.add(msg["name"])
         for check in self.checks:
-            if (wrong := check.at_site(msg, self)) is not None:
-                raise ValueError(wrong)
+            if (error := check.at_site(msg, self)) is not None:
+                raise error
 
     def postprocess_message(self, msg: Message) -> None:
         if "name" in msg:
@@ -95,38 +93,42 @@ class require(Messenger):  # noqa: N801 - a handler, named like NumPyro's
         # A parameter without a value is None, of which arithmetic makes these errors.
         if exc is None or isinstance(exc, TypeError | ValueError | AttributeError):
             for check in self.checks:
-                if (wrong := check.at_end(self)) is not None:
-                    raise ValueError(wrong) from exc
+                if (error := check.at_end(self)) is not None:
+                    raise error from exc
 
 
-def _subsamples(msg: Message, run: require) -> str | None:
+def _subsamples(msg: Message, run: require) -> ValueError | None:
     if msg["type"] != "plate" or msg["args"][1] in (None, msg["args"][0]):
         return None
     size, subsample_size = msg["args"]
-    return (
-        f"{run.owner}: expected a program over all data, got plate {msg['name']!r} that takes {subsample_size} of "
-        f"{size} rows: call the model without its batch argument"
+    return expected(
+        "a program over all data",
+        f"plate {msg['name']!r} that takes {subsample_size} of {size} rows",
+        "call the model without its batch argument",
     )
 
 
-def _is_learned(msg: Message, run: require) -> str | None:
+def _is_learned(msg: Message, run: require) -> ValueError | None:
     if msg["type"] != "param" or msg["value"] is not None:
         return None
-    return (
-        f"{run.owner}: expected a value for every numpyro.param, got none for {msg['name']!r}, which MCMC would freeze "
-        "at its initial value: pass params=svi_result.params, make it random with handlers.lift(model, prior={...}), "
-        "or write it as a numpyro.sample site"
+    return expected(
+        "a value for every numpyro.param",
+        f"none for {msg['name']!r}, which MCMC would freeze at its initial value",
+        "pass params=svi_result.params, make it random with handlers.lift(model, prior={...}), or write it as a "
+        "numpyro.sample site",
     )
 
 
-def _without_initial_value(run: require) -> str | None:
+def _without_initial_value(run: require) -> ValueError | None:
     missing = [name for name, msg in run.met.items() if msg["type"] == "param" and msg["value"] is None]
     if not missing:
         return None
     name = min(missing)
-    return (
-        f"expected an initial value of numpyro.param {name!r}, got none: write numpyro.param({name!r}, 1.0, ...), "
-        "since programs are inspected before a fit; init_params and params take its place where they are given"
+    return expected(
+        f"an initial value of numpyro.param {name!r}",
+        "none",
+        f"write numpyro.param({name!r}, 1.0, ...), since programs are inspected before a fit; init_params and params "
+        "take its place where they are given",
     )
 
 
@@ -134,7 +136,7 @@ def _is_likelihood(msg: Message) -> bool:
     return msg["type"] == "sample" and is_likelihood(msg["fn"])
 
 
-def _is_masked(msg: Message, run: require) -> str | None:
+def _is_masked(msg: Message, run: require) -> ValueError | None:
     if not _is_likelihood(msg):
         return None
     name = msg["name"]
@@ -142,27 +144,32 @@ def _is_masked(msg: Message, run: require) -> str | None:
     before = run.met.get(f"{y}_observed")  # what NumPyro calls the two
     if y == name or before is None or not _is_likelihood(before):
         return None
-    return (
-        f"site {y!r}: expected a Likelihood that is told which entries are observed, got obs_mask=, which would infer "
-        f"the rest as a latent site {name!r}: write numpyro.sample({y!r}, dgp.Likelihood(f(x), conditional, "
-        "observed=mask), obs=y), where missing entries count nothing; posterior.predict gives all"
+    return expected(
+        "a Likelihood with observed=mask",
+        f"obs_mask=, which would infer the other entries as a latent site {name!r}",
+        f"write numpyro.sample({y!r}, dgp.Likelihood(f(x), conditional, observed=mask), obs=y), which leaves missing "
+        "entries out; posterior.predict gives all",
+        f"site {y!r}",
     )
 
 
-TRANSFORMED = (
-    "expected sites outside JAX transformations, got one inside lax.scan, fori_loop, map, vmap, cond, checkpoint or "
-    "jit, where it has one value for all steps, or one that is lost to the program: draw all values at once, in a "
-    "numpyro.plate or as h = numpyro.sample('h', f(x)), write a Python loop with a name for every step, or, for NUTS "
-    "and the guides of NumPyro, use numpyro.contrib.control_flow.scan"
-)
+def _transformed(at: str | None = None) -> ValueError:
+    return expected(
+        "sites outside JAX transformations",
+        "one inside lax.scan, fori_loop, map, vmap, cond, checkpoint or jit, where it has one value for all steps, or "
+        "one that is lost to the program",
+        "draw all values at once, in a numpyro.plate or as h = numpyro.sample('h', f(x)), write a Python loop with a "
+        "name for every step, or, for NUTS and the guides of NumPyro, use numpyro.contrib.control_flow.scan",
+        at,
+    )
 
 
-def _is_transformed(msg: Message, run: require) -> str | None:
+def _is_transformed(msg: Message, run: require) -> ValueError | None:
     inside = msg["type"] == "sample" and current_trace() != run.trace
-    return f"site {msg['name']!r}: {TRANSFORMED}" if inside else None
+    return _transformed(f"site {msg['name']!r}") if inside else None
 
 
-def _shares_a_name(msg: Message, run: require) -> str | None:
+def _shares_a_name(msg: Message, run: require) -> ValueError | None:
     pair = msg, run.met.get(msg.get("name", ""), msg)
     if any(site["type"] not in ("param", "sample", "deterministic") for site in pair):
         return None
@@ -170,9 +177,11 @@ def _shares_a_name(msg: Message, run: require) -> str | None:
     layer, other = (site["kwargs"].get("of_layer") if site["type"] == "param" else None for site in pair)
     if layer == other:
         return None
-    return (
-        f"gp {layer or other!r}: expected no other site of the program with the name of its learned inducing inputs, "
-        f"got {name!r} for both, which would have one value: rename the site of the program, or the layer"
+    return expected(
+        "no other site of the program with the name of its learned inducing inputs",
+        f"{name!r} for both, which would have one value",
+        "rename the site of the program, or the layer",
+        f"gp {layer or other!r}",
     )
 
 
@@ -212,14 +221,14 @@ def parameters_from(params: Mapping[str, Any]) -> Check:
             for leaf in jax.tree.leaves(params.get(msg["name"])):  # of a network, several arrays
                 require_finite(f"parameter {msg['name']!r}", leaf, "the fit diverged: take smaller steps")
 
-    def missing(run: require) -> str | None:
+    def missing(run: require) -> ValueError | None:
         if not run.unset:
             return None
         given = {name for name, msg in run.met.items() if msg["type"] == "param"} - run.unset
-        return (
-            f"{run.owner}: expected params with a value for every numpyro.param, got none for "
-            f"{with_nearest(run.unset, params.keys() - given)}: pass svi_result.params of the fit of this guide and "
-            "model"
+        return expected(
+            "params with a value for every numpyro.param",
+            f"none for {with_nearest(run.unset, params.keys() - given)}",
+            "pass svi_result.params of the fit of this guide and model",
         )
 
     return Check(finite, missing)
@@ -251,7 +260,7 @@ def explained(arguments: Any) -> Iterator[None]:
     try:
         yield
     except jax.errors.UnexpectedTracerError as error:
-        raise ValueError(TRANSFORMED) from error
+        raise _transformed() from error
     except _CONVERTED as error:
         kinds = sorted({_kind(leaf) for leaf in jax.tree.leaves(arguments)} & _INDEXABLE)
         plain = not isinstance(error, jax.errors.JAXTypeError)
@@ -265,13 +274,17 @@ def explained(arguments: Any) -> Iterator[None]:
     except AssertionError as error:
         if "size of plate" not in str(error):
             raise
-        raise ValueError("expected plates with at least one row, got one of size 0: X is empty") from error
+        raise expected("plates with at least one row", "one of size 0", "X is empty") from error
     except ValueError as error:
         if not str(error).startswith("Incompatible shapes for broadcasting"):
             raise
-        raise ValueError(
-            f"expected arrays with as many rows as the plate that they are used in, got {error}: in a plate that takes "
-            "some rows, with numpyro.plate(name, len(X), subsample_size=batch) as i, use X[i] and y[i]"
+        raise expected(
+            "arrays with as many rows as the plate that they are used in",
+            error,
+            (
+                "in a plate that takes some rows, with numpyro.plate(name, len(X), subsample_size=batch) as "
+                "i, use X[i] and y[i]"
+            ),
         ) from error
 
 

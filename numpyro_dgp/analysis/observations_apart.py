@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
-from numpyro_dgp._checks import without_checks
+from numpyro_dgp._checks import expected, without_checks
 from numpyro_dgp._data import indexable
 from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
@@ -72,7 +72,7 @@ def require_observations_apart(model: Callable[..., Any], args: tuple[Any, ...],
             _values_apart(observed),
             mark_rows(),
             handlers.seed(rng_seed=key),
-            require("fit", OUTSIDE_TRANSFORMATIONS),
+            require(OUTSIDE_TRANSFORMATIONS),
         ):
             model(*again, **options)
         return _computed(sites), observed
@@ -106,11 +106,15 @@ def _require(facts: dict[str, Facts], observed: Facts) -> None:
 
 def _refuse(name: str, what: str, observed: str) -> NoReturn:
     which = {"function": "the function", "inputs": "the inputs of the function"}.get(what, "a mean, scale or variance")
-    raise ValueError(
-        f"site {name!r}: expected a program in which nothing but observed values depends on the observations, got "
-        f"{which} computed from those of {observed!r}: a prediction has none, so that it would be another program than "
-        "that of the fit. Compute what all rows share once, outside the model: units = "
-        "dgp.initial.Standardizer.fit(y), m = float(y.mean()); or make it a site, m = numpyro.sample('m', ...)"
+    raise expected(
+        "a program in which nothing but observed values depends on the observations",
+        f"{which} computed from those of {observed!r}",
+        (
+            "a prediction has none, so that it would be another program than that of the fit. Compute "
+            "what all rows share once, outside the model: units = dgp.initial.Standardizer.fit(y), m = "
+            "float(y.mean()); or make it a site, m = numpyro.sample('m', ...)"
+        ),
+        at=f"site {name!r}",
     )
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpyro
 from numpyro import handlers
 
-from numpyro_dgp._checks import without_checks
+from numpyro_dgp._checks import expected, without_checks
 from numpyro_dgp._compiled import one_thread
 from numpyro_dgp._data import indexable
 from numpyro_dgp._numpyro import each_message
@@ -91,9 +91,11 @@ def require_rows_once(sites: Trace) -> None:
         for frame in site["cond_indep_stack"]:
             rows = site["fn"].batch_shape[frame.dim]
             if rows != frame.size:
-                raise ValueError(
-                    f"site {site['name']!r}: expected {frame.size} row(s), as many as plate {frame.name!r} has, got "
-                    f"{rows}: {_INDEX}"
+                raise expected(
+                    f"{frame.size} row(s), as many as plate {frame.name!r} has",
+                    rows,
+                    _INDEX,
+                    at=f"site {site['name']!r}",
                 )
         if site["is_observed"] and np.shape(site["value"]):  # a single number is meant for all rows
             _require_counted_once(site)
@@ -105,18 +107,23 @@ def _require_counted_once(site: Message) -> None:
         unwrap(fn).require_shape(shape)  # type: ignore[attr-defined]
     event = shape[len(shape) - min(len(shape), fn.event_dim) :]
     if event != fn.event_shape and _broadcast(event, fn.event_shape) is not None:
-        raise ValueError(
-            f"site {site['name']!r}: expected observations whose last axes have the event shape {fn.event_shape} "
-            f"of the distribution, got shape {shape}: an array (N,) beside a column (N, 1) is repeated N times; give y "
-            "of shape (N, P) for a layer with outputs=P, of shape (N,) for a scalar function"
+        raise expected(
+            f"observations whose last axes have the event shape {fn.event_shape} of the distribution",
+            f"shape {shape}",
+            (
+                "an array (N,) beside a column (N, 1) is repeated N times; give y of shape (N, P) for a "
+                "layer with outputs=P, of shape (N,) for a scalar function"
+            ),
+            at=f"site {site['name']!r}",
         )
     batch = shape[: len(shape) - len(event)]
     for frame in site["cond_indep_stack"] if event and not batch else ():
         if frame.size == event[0] > 1:
-            raise ValueError(
-                f"site {site['name']!r}: expected a distribution of all {frame.size} rows together in front of plate "
-                f"{frame.name!r} of these rows, got it in the plate, where they would count {frame.size} times: write "
-                "the site in front of the plate, or give y a row for every entry of the plate"
+            raise expected(
+                f"a distribution of all {frame.size} rows together in front of plate {frame.name!r} of these rows",
+                f"it in the plate, where they would count {frame.size} times",
+                "write the site in front of the plate, or give y a row for every entry of the plate",
+                at=f"site {site['name']!r}",
             )
     weights = () if site["scale"] is None else np.shape(site["scale"])
     total = _broadcast(fn.batch_shape, batch)
@@ -128,19 +135,25 @@ def _require_counted_once(site: Message) -> None:
     elsewhere = any(own[axis] > 1 for axis in range(-len(total), 0) if axis not in plates)
     where = ", ".join(f"plate {p.name!r} of {p.size} rows" for p in plates.values()) or "no plate"
     if any(axis not in plates for axis in repeated) or (repeated and elsewhere):
-        raise ValueError(
-            f"site {site['name']!r}: expected one log density for every observation, got {total} log densities for "
-            f"observations of shape {shape} in {where}: {_COLUMNS}"
+        raise expected(
+            "one log density for every observation",
+            f"{total} log densities for observations of shape {shape} in {where}",
+            _COLUMNS,
+            at=f"site {site['name']!r}",
         )
     if repeated and set(own) == {1}:
-        raise ValueError(
-            f"site {site['name']!r}: expected observations for {total} rows, got one row, shape {shape}, in {where}: "
-            "give y as many rows as X; a single number stands for all rows"
+        raise expected(
+            f"observations for {total} rows",
+            f"one row, shape {shape}, in {where}",
+            "give y as many rows as X; a single number stands for all rows",
+            at=f"site {site['name']!r}",
         )
     if _broadcast(total, weights) != total:
-        raise ValueError(
-            f"site {site['name']!r}: expected weights (handlers.scale) for {total} log densities, got "
-            f"shape {weights} in {where}: {_COLUMNS}"
+        raise expected(
+            f"weights (handlers.scale) for {total} log densities",
+            f"shape {weights} in {where}",
+            _COLUMNS,
+            at=f"site {site['name']!r}",
         )
 
 
@@ -159,10 +172,14 @@ def require_long_enough(found: list[ShortArray]) -> None:
         ValueError: such an array.
     """
     for plate, size, shape, axis in found:
-        raise ValueError(
-            f"plate {plate!r}: expected arrays with a row for every index below its size {size}, got one of shape "
-            f"{shape} indexed along axis {axis}: JAX would repeat its last row; give the plate the number of rows, "
-            f"numpyro.plate({plate!r}, len(X), ...), and X and y equally many"
+        raise expected(
+            f"arrays with a row for every index below its size {size}",
+            f"one of shape {shape} indexed along axis {axis}",
+            (
+                f"JAX would repeat its last row; give the plate the number of rows, numpyro.plate({plate!r}, "
+                "len(X), ...), and X and y equally many"
+            ),
+            at=f"plate {plate!r}",
         )
 
 
@@ -202,9 +219,11 @@ def _has_rows(array: Any, event_dim: int, frame: Any) -> bool:
 
 
 def _refuse_unindexed(name: str, what: str, frame: Any, size: int) -> None:
-    raise ValueError(
-        f"site {name!r}: expected inputs and observations of the same rows in plate {frame.name!r}, which takes "
-        f"{frame.size} of {size}, got {what} that are not indexed: {_INDEX}"
+    raise expected(
+        (f"inputs and observations of the same rows in plate {frame.name!r}, which takes {frame.size} of {size}"),
+        f"{what} that are not indexed",
+        _INDEX,
+        at=f"site {name!r}",
     )
 
 
@@ -320,7 +339,7 @@ def run_on_shapes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
             minibatch,
             mark_rows(),
             seeded,
-            require("program", *_SOUND),
+            require(*_SOUND),
         ):
             model(*args, **kwargs)
         require_rows_once(sites)

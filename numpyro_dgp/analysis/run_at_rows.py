@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.primitives import Messenger
 
+from numpyro_dgp._checks import expected
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.sites import Message, each_values_of, site_kind, unwrap
@@ -31,7 +32,6 @@ class OtherRows(Messenger):
     parameters only.
 
     Args:
-        owner: who runs the program, for messages.
         given: values of sites that all data share. Other inducing values are zero, values of layers their means.
         latent: gives the value of a latent.
         ends: sites whose value no other site depends on.
@@ -44,14 +44,13 @@ class OtherRows(Messenger):
 
     def __init__(
         self,
-        owner: str,
         given: Mapping[str, Array],
         latent: Callable[[Message], Array],
         ends: frozenset[str],
         before: int,
         now: int,
     ) -> None:
-        self.owner, self.given, self.latent, self.ends, self.before, self.now = owner, given, latent, ends, before, now
+        self.given, self.latent, self.ends, self.before, self.now = given, latent, ends, before, now
         self.values: list[Any] = []
         super().__init__()
 
@@ -79,16 +78,15 @@ class OtherRows(Messenger):
             return self.latent(msg)
         value: Any = self.given.get(name, mean)
         if kind == "inducing" and jnp.shape(value) != (shape := msg["fn"].event_shape):
-            raise ValueError(
-                f"{self.owner}: expected layer {name!r} with inducing values of shape {jnp.shape(value)} at any rows, "
-                f"got {shape} at {self.now} rows: arguments with as many rows as the inputs are taken for "
-                "data; compute inducing inputs outside of the program"
+            raise expected(
+                f"layer {name!r} with inducing values of shape {jnp.shape(value)} at any rows",
+                f"{shape} at {self.now} rows",
+                "arguments with as many rows as the inputs are taken for data; compute inducing inputs outside",
             )
         return value
 
 
 def with_rows(
-    owner: str,
     model: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -98,7 +96,6 @@ def with_rows(
     """The arguments of a call with other rows of inputs. Other arguments with one row per datum are repeated or cut.
 
     Args:
-        owner: who asks, for messages.
         model: the program.
         args: positional arguments of the call.
         kwargs: its keyword arguments.
@@ -115,12 +112,15 @@ def with_rows(
     named = {**bound.arguments, **bound.kwargs}
     inputs: Any = next(iter((*bound.args, *bound.kwargs.values())), None) if name is None else named.get(name)
     if not np.ndim(inputs) or isinstance(inputs, list | tuple):
-        raise ValueError(
-            f"{owner}: expected the inputs, an array with one row per datum, in "
-            f"{'the first argument' if name is None else f'argument {name!r}'} of the model, got "
-            f"{type(inputs).__name__}: the arguments are {list(named)}; name the one, inputs='X'"
+        raise expected(
+            (
+                "the inputs, an array with one row per datum, in "
+                f"{('the first argument' if name is None else f'argument {name!r}')} of the model"
+            ),
+            type(inputs).__name__,
+            f"the arguments are {list(named)}; name the one, inputs='X'",
         )
-    now = rows(jnp.asarray(as_numbers(f"inputs of {owner}", inputs)))
+    now = rows(jnp.asarray(as_numbers("inputs", inputs)))
     before, index = len(inputs), np.arange(len(now)) % len(inputs)
 
     def moved(leaf: Any) -> Any:

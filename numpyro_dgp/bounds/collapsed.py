@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_noise
+from numpyro_dgp._checks import expected, require_noise
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.kernels import Kernel
@@ -105,12 +105,13 @@ class Observations(NamedTuple):
         return -(self._rows(self.weights) * jnp.log(math.sqrt(2 * math.pi) * self._rows(self.noise))).sum()
 
 
-def require_rows(owner: str, y: Array, **arrays: Array) -> None:
+def require_rows(y: Array, **arrays: Array) -> None:
     """Raise a ``ValueError`` unless y is (N,) and every other array has N rows."""
     if np.ndim(y) != 1 or any(np.shape(a)[:1] != np.shape(y) for a in arrays.values()):
-        raise ValueError(
-            f"{owner}: expected y of shape (N,) and one row per datum in everything else, got y {np.shape(y)} with "
-            f"{ {name: np.shape(a) for name, a in arrays.items()} }: for several outputs, jax.vmap over them"
+        raise expected(
+            "y of shape (N,) and one row per datum in everything else",
+            f"y {np.shape(y)} with { {name: np.shape(a) for name, a in arrays.items()} }",
+            "for several outputs, jax.vmap over them",
         )
 
 
@@ -243,7 +244,7 @@ def from_features(A: Array, variances: Array, data: Observations) -> Quadratic:
 
     Source: Chamberlin (2016), equations 2.2 and 2.3.
     """
-    require_rows("from_features", data.y, A=A, variances=variances)
+    require_rows(data.y, A=A, variances=variances)
     # Var[f(x_n) | v] = k(x_n, x_n) - a_n' a_n
     open_ = open_variance(variances, jnp.square(A).sum(-1), A.shape[-1])
     return from_rows(A, data._replace(y_variance=data.y_variance + jnp.square(jnp.asarray(data.slope)) * open_))
@@ -269,7 +270,7 @@ def from_rows(A: Array, data: Observations) -> Quadratic:
         >>> print(from_rows(jnp.ones((2, 1)), Observations(jnp.array([1.0, 2.0]), 0.5)).Phi)
         [[8.]]
     """
-    require_rows("from_rows", data.y, A=A)
+    require_rows(data.y, A=A)
     # Φ = sum_n β_n κ_n^2 / s_n^2 a_n a_n' and b = sum_n β_n κ_n / s_n^2 y_n a_n
     c = data.log_density(jnp.square(data.y) + data.y_variance)
     return Quadratic(matmul((data.quadratic * A.T), A), matmul(data.linear * data.y, A), c, data.peak())
@@ -337,7 +338,7 @@ def with_features(
     integrate: Integrate = None,
 ) -> tuple[Quadratic, Array]:
     r""":func:`from_moments` and the expected features :math:`\langle a_n \rangle` (N, M) behind it."""
-    require_rows("from_moments", data.y, loc=loc, variance=variance)
+    require_rows(data.y, loc=loc, variance=variance)
     y, y_variance = data.y, data.y_variance
     square = jnp.square(y) + y_variance
     first = psi1(kernel, loc, variance, Z, integrate=integrate)  # <k(h_n, Z)> (N, M)
@@ -417,8 +418,8 @@ def upper_bound(A: Array, variances: Array, y: Array, noise: ArrayLike) -> Array
 
     Source: Titsias (2014).
     """
-    require_rows("upper_bound", y, A=A, variances=variances)
-    require_noise("upper_bound", noise)
+    require_rows(y, A=A, variances=variances)
+    require_noise(noise)
     gram, projected = matmul(A.T, A), matmul(A.T, y)
     eye, s2 = jnp.eye(A.shape[1], dtype=A.dtype), jnp.square(jnp.asarray(noise, A.dtype))
     total = s2 + open_variance(variances, jnp.square(A).sum(-1), A.shape[-1]).sum()  # s^2 + τ

@@ -40,6 +40,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dgp._checks import expected
 from numpyro_dgp._typing import Array, pytree
 from numpyro_dgp.bounds.collapsed import Observations
 from numpyro_dgp.kernels import Kernel
@@ -617,27 +618,28 @@ def _require_shapes(
     (M, D), (N, P) = np.shape(hidden.Z), np.shape(hidden.shift)
     found = {"hidden.loc": np.shape(hidden.loc), "hidden.scale_tril": np.shape(hidden.scale_tril)}
     found |= {"hidden.weights": np.shape(hidden.weights), "hidden.scale": np.shape(hidden.scale)}
-    expected: dict[str, tuple[int, ...]] = dict(zip(found, ((P, M), (P, M, M), (N, P, M), (N, P)), strict=True))
+    wanted: dict[str, tuple[int, ...]] = dict(zip(found, ((P, M), (P, M, M), (N, P, M), (N, P)), strict=True))
     wide, many = P, M
     for i, layer in enumerate((*(inner.values for inner in between), last)):
         name = f"between[{i}].values" if i < len(between) else "last"
         L, Q = np.shape(layer.Z)[0], np.shape(layer.loc)[0]
         found |= {f"{name}.Z": np.shape(layer.Z), f"{name}.transition": tuple(np.shape(layer.transition))}
-        expected |= {f"{name}.Z": (L, wide), f"{name}.transition": (Q, L, wide, many), f"{name}.loc": (Q, L)}
+        wanted |= {f"{name}.Z": (L, wide), f"{name}.transition": (Q, L, wide, many), f"{name}.loc": (Q, L)}
         found |= {f"{name}.loc": np.shape(layer.loc)}
-        found[f"{name}.scale_tril"], expected[f"{name}.scale_tril"] = root_shape(layer.scale_tril, Q, L)
+        found[f"{name}.scale_tril"], wanted[f"{name}.scale_tril"] = root_shape(layer.scale_tril, Q, L)
         if i < len(between):
             inner, stem, slope = between[i], f"between[{i}]", (wide, Q)
             found |= {f"{stem}.{a}": np.shape(getattr(inner, a)) for a in ("weights", "shift", "scale")}
-            expected |= {f"{stem}.weights": (N, Q, L), f"{stem}.shift": (N, Q), f"{stem}.scale": (N, Q)}
+            wanted |= {f"{stem}.weights": (N, Q, L), f"{stem}.shift": (N, Q), f"{stem}.scale": (N, Q)}
             found |= {f"{stem}.slope": slope if inner.slope is None else np.shape(inner.slope)}
-            expected |= {f"{stem}.slope": slope}
+            wanted |= {f"{stem}.slope": slope}
         wide, many = Q, L
     found |= {"X": np.shape(X), "y": np.shape(y)}
-    expected |= {"X": (N, D), "y": (N, wide)}
-    for name, shape in expected.items():
+    wanted |= {"X": (N, D), "y": (N, wide)}
+    for name, shape in wanted.items():
         if found[name] != shape:
-            raise ValueError(
-                f"markov_bound: expected {name} of shape {shape}, got {found[name]}: with {N} data, {M} inducing "
-                f"inputs and {P} columns in the first layer, and what layers above it say of themselves"
+            raise expected(
+                f"{name} of shape {shape}",
+                found[name],
+                f"with {N} data, {M} inducing inputs and {P} columns in the first layer, and the layers above it",
             )

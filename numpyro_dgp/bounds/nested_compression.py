@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dgp._checks import expect
 from numpyro_dgp._typing import Array, pytree
 from numpyro_dgp.bounds.collapsed import Observations, Quadratic, from_features, with_features
 from numpyro_dgp.kernels import Kernel
@@ -75,11 +76,12 @@ class NestedLayer:
         (M, D), P = np.shape(self.Z), np.shape(self.loc)[0]
         expected = {"loc": (P, M), "scale_tril": (P, M, M)} | ({} if self.W is None else {"W": (D, P)})
         found = {name: np.shape(getattr(self, name)) for name in expected}
-        if found != expected:
-            raise ValueError(
-                f"NestedLayer: expected shapes {expected} for Z of shape {(M, D)}, got {found}: every output has "
-                "its own row of loc"
-            )
+        expect(
+            found == expected,
+            f"shapes {expected} for Z of shape {(M, D)}",
+            found,
+            "every output has its own row of loc",
+        )
 
 
 def nested_bound(layers: Sequence[NestedLayer], X: Array, y: Array, *, integrate: Integrate = None) -> Array:
@@ -161,8 +163,9 @@ def _mean(layer: NestedLayer, loc: Array) -> Array | float:
 def _require_widths(layers: Sequence[NestedLayer], X: Array, y: Array) -> None:
     widths = [np.shape(X)[-1], *(len(layer.loc) for layer in layers)]
     wanted = [*(np.shape(layer.Z)[-1] for layer in layers), np.shape(y)[-1]]
-    if np.ndim(y) != 2 or len(y) != len(X) or widths != wanted:
-        raise ValueError(
-            f"nested_bound: expected y of shape (N, P) and layers of widths {wanted}, got y {np.shape(y)} for inputs "
-            f"{np.shape(X)} and widths {widths}: the columns of Z are the outputs of the layer below"
-        )
+    expect(
+        np.ndim(y) == 2 and len(y) == len(X) and widths == wanted,
+        f"y of shape (N, P) and layers of widths {wanted}",
+        f"y {np.shape(y)} for inputs {np.shape(X)} and widths {widths}",
+        "the columns of Z are the outputs of the layer below",
+    )

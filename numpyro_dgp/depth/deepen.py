@@ -26,7 +26,7 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import ExpTransform
 from numpyro.infer import SVI
 
-from numpyro_dgp._checks import require_count, require_key, require_positive, with_nearest
+from numpyro_dgp._checks import expect, expected, require_count, require_key, require_positive, with_nearest
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import structure
@@ -121,20 +121,22 @@ def require_same_inputs(
     advice = f"give {new} mean=dgp.means.IdentityMean() and as many outputs as inputs"
     for name in deeper.keys() & old.keys():
         for ours, theirs in zip(deeper[name], fitted[old[name]], strict=False):
-            same = f"deepen: expected layer {name!r} to see what {old[name]!r} sees in the fitted program"
-            if (shapes := [call.inputs.shape for call in (ours, theirs)])[0] != shapes[1]:
-                raise ValueError(f"{same}, inputs of shape {shapes[1]}, got {shapes[0]}: {advice}")
+            same = f"layer {name!r} to see what {old[name]!r} sees in the fitted program"
+            got, shape = ours.inputs.shape, theirs.inputs.shape
+            expect(got == shape, f"{same}, inputs of shape {shape}", got, advice)
             if (far := _distance(ours.inputs, theirs.inputs)) > 0:
-                raise ValueError(
-                    f"{same} when the new layer is at its mean, got inputs that differ by up to {far:.3g}: {advice}"
-                )
+                apart = f"inputs that differ by up to {far:.3g}"
+                raise expected(f"{same} when the new layer is at its mean", apart, advice)
             if ours.inducing is None or theirs.inducing is None:
                 continue
             if ours.inducing.shape != theirs.inducing.shape or _distance(ours.inducing, theirs.inducing) > 0:
-                raise ValueError(
-                    f"deepen: expected layer {name!r} to have the inducing inputs of {old[name]!r} in the fitted "
-                    f"program, shape {theirs.inducing.shape}, got others, shape {ours.inducing.shape}: pass the same "
-                    "Z, or Points(Z, learn=True), which takes those of the fit"
+                raise expected(
+                    (
+                        f"layer {name!r} to have the inducing inputs of {old[name]!r} in the fitted program, shape "
+                        f"{theirs.inducing.shape}"
+                    ),
+                    f"others, shape {ours.inducing.shape}",
+                    "pass the same Z, or Points(Z, learn=True), which takes those of the fit",
                 )
 
 
@@ -181,21 +183,19 @@ def shared_sites(
     known = {*ours, *deeper.parameters}, {*theirs, *fitted.parameters}
     for which, given, there in (("deeper", names.keys(), known[0]), ("fitted", names.values(), known[1])):
         if missing := set(given) - there:
-            raise ValueError(
-                f"deepen: expected names of sites or parameters of the {which} program in names, got "
-                f"{with_nearest(missing, there)}: names={{deeper: fitted}}, such as {{'f1': 'f0'}}"
+            raise expected(
+                f"names of sites or parameters of the {which} program in names",
+                with_nearest(missing, there),
+                "names={deeper: fitted}, such as {'f1': 'f0'}",
             )
     if len(set(names.values())) < len(names):
-        raise ValueError(
-            f"deepen: expected every site of the fitted program once in names, got {dict(names)}: the new layer has no "
-            "entry"
-        )
+        raise expected("every site of the fitted program once in names", dict(names), "the new layer has no entry")
     old = {site: source for site in ours if (source := _source(site, names)) in theirs}
     if lost := set(theirs) - set(old.values()):
-        raise ValueError(
-            f"deepen: expected every site of the fitted program in the deeper one, got none for "
-            f"{with_nearest(lost, set(ours) - old.keys())}: say what it is called there, "
-            f"names={{deeper: fitted}}, such as {{'f1': 'f0'}}"
+        raise expected(
+            "every site of the fitted program in the deeper one",
+            f"none for {with_nearest(lost, set(ours) - old.keys())}",
+            "say what it is called there, names={deeper: fitted}, such as {'f1': 'f0'}",
         )
     return SharedSites(old, tuple(site for site in ours if site not in old), prefixes)
 
@@ -231,27 +231,31 @@ def taken_parameters(
         rest = theirs + rest[len(ours) :] if site and rest.startswith(ours) else rest
         source = sites.old[site] + rest if site and name not in names else _source(name, names)
         if source is None or source not in fitted:
-            if site and name not in names:
-                raise ValueError(
-                    f"deepen: expected a parameter {source!r} in the fit, for {name!r}, got none: take guides with the "
-                    "same rules for the sites that both programs have"
-                )
+            expect(
+                not site or name in names,
+                f"a parameter {source!r} in the fit, for {name!r}",
+                "none",
+                "take guides with the same rules for the sites that both programs have",
+            )
             new.append(name)
             continue
         shapes = [jax.tree.map(np.shape, leaf) for leaf in (value, fitted[source])]
         if shapes[0] != shapes[1]:
-            raise ValueError(
-                f"deepen: expected {name!r} to have the shape of {source!r} of the fit, {shapes[1]}, got {shapes[0]}: "
-                "see that names says which layer of the fit each one is, names={'f1': 'f0'}, and that a new layer has "
-                "as many outputs as inputs; take the same numbers of inducing points and the same rules, for "
-                "hyperparameters rules of single sites"
+            raise expected(
+                f"{name!r} to have the shape of {source!r} of the fit, {shapes[1]}",
+                shapes[0],
+                (
+                    "see that names says which layer of the fit each one is, names={'f1': 'f0'}, and that a new "
+                    "layer has as many outputs as inputs; take the same numbers of inducing points and the same "
+                    "rules, for hyperparameters rules of single sites"
+                ),
             )
         taken[name], sources[source] = fitted[source], name
     if lost := fitted.keys() - sources.keys():
-        raise ValueError(
-            f"deepen: expected every parameter of the fit in the deeper program, got none for "
-            f"{with_nearest(lost, new)}: say what it is called there, names={{deeper: fitted}}, and take guides with "
-            "the same rules"
+        raise expected(
+            "every parameter of the fit in the deeper program",
+            f"none for {with_nearest(lost, new)}",
+            "say what it is called there, names={deeper: fitted}, and take guides with the same rules",
         )
     return taken, tuple(new)
 
@@ -321,14 +325,16 @@ def find_new_layers(found: Run, sites: SharedSites, program: SitesOfFit, names: 
     model, guide = found.model, found.guide
     inducing = {name: record_of(guide[name]) for name in sites.new if site_kind(model[name]) == "inducing"}
     if not inducing:
-        raise ValueError(
-            f"deepen: expected a layer that the fitted program does not have, got the new sites {list(sites.new)}: say "
-            "what the layers of the fit are called in the deeper program, names={'f1': 'f0'}"
+        raise expected(
+            "a layer that the fitted program does not have",
+            f"the new sites {list(sites.new)}",
+            "say what the layers of the fit are called in the deeper program, names={'f1': 'f0'}",
         )
     if last := sorted(inducing.keys() - structure(model).inner):
-        raise ValueError(
-            f"deepen: expected new layers below the last one, got {last[0]!r}, which is under the likelihood: say "
-            f"which layer of the fit it is, names={{{last[0]!r}: ...}}"
+        raise expected(
+            "new layers below the last one",
+            f"{last[0]!r}, which is under the likelihood",
+            f"say which layer of the fit it is, names={{{last[0]!r}: ...}}",
         )
     hidden = tuple(
         name
@@ -338,9 +344,10 @@ def find_new_layers(found: Run, sites: SharedSites, program: SitesOfFit, names: 
         and getattr(values_of(site["fn"]).function, "site", None) in inducing
     )
     if own := [name for name in hidden if record_of(guide[name]).is_variational]:
-        raise ValueError(
-            f"deepen: expected values of a new layer that follow the model, got {own[0]!r} with a posterior of its "
-            f"own: give it sites={{{own[0]!r}: dgp.guides.Propagate()}}"
+        raise expected(
+            "values of a new layer that follow the model",
+            f"{own[0]!r} with a posterior of its own",
+            f"give it sites={{{own[0]!r}: dgp.guides.Propagate()}}",
         )
     shared = tuple(name for name in sites.new if site_kind(model[name]) == "other")
     positive, logarithmic = [], []
@@ -491,10 +498,10 @@ def deepen(
         >>> result = dgp.fit(svi, jax.random.key(2), 10, X, y, init_params=start.params, progress_bar=False)
     """
     _require_fit(posterior, model, guide, names)
-    require_compiling_itself("deepen", rng_key, args, kwargs)
-    require_key("deepen", rng_key)
-    require_positive("deepen", "errors", errors, "1.0")
-    require_count("deepen", "num_samples", num_samples, "200")
+    require_compiling_itself(rng_key, args, kwargs)
+    require_key(rng_key)
+    require_positive("errors", errors, "1.0")
+    require_count("num_samples", num_samples, "200")
     names = names or {}
     arrays, rebuild = split_arguments(args, kwargs)
     keys = jax.random.split(rng_key, num_samples)
@@ -514,15 +521,18 @@ def deepen(
         return run(particle_key, plate_key, params, model, guide, args, kwargs)
 
     layers = find_new_layers(_on_shapes(once, shapes, arrays), sites, program, new)
-    state, _ = start_of_fit("deepen", svi, rng_key, rebuild, arrays, None)
+    state, _ = start_of_fit(svi, rng_key, rebuild, arrays, None)
     params = with_prior_values(svi.get_params(state) | taken, layers)
     _require_wiring(posterior, model, params, sites.old, rebuild, arrays)
     directions = layers.directions(params, lambda params: once(params, arrays))
     if not any(map(np.any, directions.values())):
-        raise ValueError(
-            f"deepen: expected a variance of the new layer {next(iter(layers.inducing))!r} that can start small, got "
-            "one that no positive hyperparameter of its own changes: take the variance of its kernel from "
-            "numpyro.sample or numpyro.param, as in numpyro.param('variance', 1.0, constraint=constraints.positive)"
+        raise expected(
+            f"a variance of the new layer {next(iter(layers.inducing))!r} that can start small",
+            "one that no positive hyperparameter of its own changes",
+            (
+                "take the variance of its kernel from numpyro.sample or numpyro.param, as in "
+                "numpyro.param('variance', 1.0, constraint=constraints.positive)"
+            ),
         )
 
     @jax.jit
@@ -549,22 +559,24 @@ def deepen(
 def _require_fit(posterior: Any, model: Any, guide: Any, names: Any) -> None:
     if not isinstance(posterior, Posterior) or not isinstance(posterior.guide, Guide):
         of = f" of {type(posterior.guide).__name__}" if isinstance(posterior, Posterior) else ""
-        raise ValueError(
-            f"deepen: expected a Posterior with a guide of dgp.guides, got {type(posterior).__name__}{of}: "
-            "dgp.Posterior(model, dgp.guides.InducingPoint(model), result.params)"
+        raise expected(
+            "a Posterior with a guide of dgp.guides",
+            f"{type(posterior).__name__}{of}",
+            "dgp.Posterior(model, dgp.guides.InducingPoint(model), result.params)",
         )
-    if not callable(model):
-        raise ValueError(f"deepen: expected the deeper model, a function, got {type(model).__name__}")
-    if not isinstance(guide, Guide):
-        raise ValueError(
-            f"deepen: expected a guide of dgp.guides for the deeper model, got {type(guide).__name__}: "
-            "dgp.guides.InducingPoint(model)"
-        )
-    if not isinstance(names, Mapping | None):
-        raise ValueError(
-            f"deepen: expected names as a dict from names of the deeper program to those of the fitted one, got "
-            f"{type(names).__name__}: names={{'f1': 'f0'}}"
-        )
+    expect(callable(model), "the deeper model, a function", type(model).__name__)
+    expect(
+        isinstance(guide, Guide),
+        "a guide of dgp.guides for the deeper model",
+        type(guide).__name__,
+        "dgp.guides.InducingPoint(model)",
+    )
+    expect(
+        isinstance(names, Mapping | None),
+        "names as a dict from names of the deeper program to those of the fitted one",
+        type(names).__name__,
+        "names={'f1': 'f0'}",
+    )
 
 
 def _on_shapes(once: Callable[..., Run], params: dict[str, Array], arrays: list[Array]) -> Run:
@@ -639,11 +651,14 @@ def _largest(
     best, least = start(_HALVINGS)
     rounding = 1e-4 * (1 + abs(best.fitted))
     if not best.bound >= best.fitted - _CERTAIN * best.error - rounding:
-        raise ValueError(
-            f"deepen: expected a bound that is not lower than that of the fit, {best.fitted:.6g}, got "
-            f"{best.bound:.6g} with the new layers {sorted(layers.inducing)} at a variance of {best.variance:.3g}: "
-            "where that is not small, take their variance and process noise from numpyro.sample or numpyro.param; "
-            "where it is, see that priors, likelihood and fixed numbers are those of the fit"
+        raise expected(
+            f"a bound that is not lower than that of the fit, {best.fitted:.6g}",
+            (f"{best.bound:.6g} with the new layers {sorted(layers.inducing)} at a variance of {best.variance:.3g}"),
+            (
+                "where that is not small, take their variance and process noise from numpyro.sample or "
+                "numpyro.param; where it is, see that priors, likelihood and fixed numbers are those of the "
+                "fit"
+            ),
         )
     allowed = errors * best.error + rounding
     low, high = -1, _HALVINGS

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_dgp._checks import is_count, require_finite
+from numpyro_dgp._checks import expect, is_count, require_finite
 from numpyro_dgp._typing import Array
 
 __all__ = ["Depth", "arguments_of", "as_depths", "evidence_weights", "key_of", "stacking_weights"]
@@ -55,11 +55,12 @@ def stacking_weights(log_densities: Any, *, least_gain: float | None = None, tol
     Source: Yao et al. (2018b), section 3; Breiman et al. (1984), chapter 3, for one standard error.
     """
     found = np.asarray(log_densities, float)
-    if found.ndim != 2 or not found.size:
-        raise ValueError(
-            f"stacking_weights: expected log densities of shape (N, K), a row for each held-out observation, got shape "
-            f"{found.shape}: np.stack([posterior.log_density(key, y, X) for posterior in posteriors], -1)"
-        )
+    expect(
+        found.ndim == 2 and found.size,
+        "log densities of shape (N, K), a row for each held-out observation",
+        f"shape {found.shape}",
+        "np.stack([posterior.log_density(key, y, X) for posterior in posteriors], -1)",
+    )
     require_finite("log densities of stacking_weights", found, "a fit whose predictions are NaN cannot be weighed")
     gain = found - found[:, :1]  # delta_nk
     # sd sqrt(N) = [sum (delta - mean)^2]^1/2
@@ -121,11 +122,10 @@ Depth = int | tuple[int, int]
 """A number of layers, or a pair: it, and the columns of hidden layers."""
 
 
-def as_depths(owner: str, depths: Any) -> tuple[Depth, ...]:
+def as_depths(depths: Any) -> tuple[Depth, ...]:
     """Depths in a tuple, the shallowest first.
 
     Args:
-        owner: whose argument it is.
         depths: numbers of layers, pairs of these with columns, or one number.
 
     Raises:
@@ -134,11 +134,15 @@ def as_depths(owner: str, depths: Any) -> tuple[Depth, ...]:
     given = tuple(depths) if np.iterable(depths) else (depths,)
     numbers = [tuple(d) if np.iterable(d) else (d,) for d in given]
     known = all(len(d) in (1, 2) and all(is_count(n) for n in d) for d in numbers)
-    if not given or not known or len(set(numbers)) < len(numbers) or numbers != sorted(numbers, key=lambda d: d[0]):
-        raise ValueError(
-            f"{owner}: expected depths as ascending numbers of layers, or pairs of such a number and the columns of "
-            f"hidden layers among them, got {given!r}: depths=(1, 2, 3), or depths=(1, (2, 1), 2)"
-        )
+    expect(
+        given and known and len(set(numbers)) >= len(numbers) and numbers == sorted(numbers, key=lambda d: d[0]),
+        (
+            "depths as ascending numbers of layers, or pairs of such a number and the columns of hidden "
+            "layers among them"
+        ),
+        repr(given),
+        "depths=(1, 2, 3), or depths=(1, (2, 1), 2)",
+    )
     return tuple(int(d[0]) if len(d) == 1 else (int(d[0]), int(d[1])) for d in numbers)
 
 

@@ -38,7 +38,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from scipy.special import logsumexp
 
-from numpyro_dgp._checks import require_count, require_key
+from numpyro_dgp._checks import expect, expected, require_count, require_key
 from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
@@ -110,11 +110,12 @@ def require_rows(model: Callable[..., Any], args: tuple[Any, ...]) -> None:
     observed = {name: site for name, site in sites.items() if site["type"] == "sample" and site["is_observed"]}
     axes = {name: _axes_of_rows(site, rows) for name, site in observed.items()}
     shapes = {name: tuple(site["fn"].batch_shape) for name, site in observed.items()}
-    if not any(axes.values()) or any(len(found) > 1 for found in axes.values()):
-        raise ValueError(
-            f"fit_best: expected observations in a numpyro.plate of the {rows} rows of the inputs, so that each can be "
-            f'left out, got observed sites with the batch shapes {shapes}: write the plate, or weigh="evidence"'
-        )
+    expect(
+        any(axes.values()) and not any(len(found) > 1 for found in axes.values()),
+        f"observations in a numpyro.plate of the {rows} rows of the inputs, so that each can be left out",
+        f"observed sites with the batch shapes {shapes}",
+        'write the plate, or weigh="evidence"',
+    )
 
 
 def log_densities_given_draws(
@@ -308,39 +309,42 @@ def fit_best(
     Yao et al. (2022) for several runs, Sauer et al. (2023) for elliptical slices in deep Gaussian processes, Yao et al.
     (2018b) for stacking, Gelfand et al. (1992) for rows that are left out, Madigan and Raftery (1994) for the window.
     """
-    require_key("fit_best", rng_key)
-    require_compiling_itself("fit_best", rng_key, args)
-    depths = as_depths("fit_best", depths)
+    require_key(rng_key)
+    require_compiling_itself(rng_key, args)
+    depths = as_depths(depths)
     _require_family(family, depths, args)
-    if weigh not in ("evidence", "stacking"):
-        raise ValueError(f'fit_best: expected weigh="stacking" or "evidence", got {weigh!r}: weigh="stacking"')
-    if not (_is_number(least_gain) and 0 <= least_gain < math.inf):
-        raise ValueError(
-            f"fit_best: expected least_gain as a number of standard errors, zero or more, got {least_gain!r}: 1.0"
-        )
-    if not (_is_number(layer_odds) and 0 < layer_odds < math.inf):
-        raise ValueError(
-            f"fit_best: expected layer_odds as a positive number, got {layer_odds!r}: 0.25, or 1.0 for "
-            "programs that are equally probable"
-        )
-    if not (_is_number(least_odds) and 0 <= least_odds <= 1):
-        raise ValueError(
-            f"fit_best: expected least_odds as a number from 0, for weights of all programs, to 1, for the most "
-            f"probable one only, got {least_odds!r}: 0.05"
-        )
-    if one_layer not in ("mode", "draws"):
-        raise ValueError(f'fit_best: expected one_layer="mode" or "draws", got {one_layer!r}: one_layer="mode"')
+    expect(weigh in ("evidence", "stacking"), 'weigh="stacking" or "evidence"', repr(weigh), 'weigh="stacking"')
+    expect(
+        _is_number(least_gain) and 0 <= least_gain < math.inf,
+        "least_gain as a number of standard errors, zero or more",
+        repr(least_gain),
+        "1.0",
+    )
+    expect(
+        _is_number(layer_odds) and 0 < layer_odds < math.inf,
+        "layer_odds as a positive number",
+        repr(layer_odds),
+        "0.25, or 1.0 for programs that are equally probable",
+    )
+    expect(
+        _is_number(least_odds) and 0 <= least_odds <= 1,
+        "least_odds as a number from 0, for weights of all programs, to 1, for the most probable one only",
+        repr(least_odds),
+        "0.05",
+    )
+    expect(one_layer in ("mode", "draws"), 'one_layer="mode" or "draws"', repr(one_layer), 'one_layer="mode"')
     counts = {"num_draws": (num_draws, "400"), "num_sweeps": (num_sweeps, "8"), "num_runs": (num_runs, "4")}
     for name, (value, hint) in counts.items():
-        require_count("fit_best", name, value, hint)
+        require_count(name, value, hint)
     before = _require_previous(previous, depths, folds)
     if folds is not None:
         _require_folds(folds, weigh, args)
     programs = {depth: family(*arguments_of(depth)) for depth in depths}
     if wrong := [type(program).__name__ for program in programs.values() if not callable(program)]:
-        raise ValueError(
-            f"fit_best: expected family(depth) to be a program, a function of the arguments, got {wrong[0]}: define "
-            "the model inside of family, and return it"
+        raise expected(
+            "family(depth) to be a program, a function of the arguments",
+            wrong[0],
+            "define the model inside of family, and return it",
         )
     arrays, rebuild = split_arguments(args, {})
     args = rebuild(arrays)[0]
@@ -406,40 +410,40 @@ def _is_number(value: Any) -> bool:
 
 def _require_folds(folds: int, weigh: str, args: tuple[Any, ...]) -> None:
     rows = len(args[0])
-    require_count("fit_best", "folds", folds, "5")
-    if weigh == "evidence":
-        raise ValueError(f'fit_best: expected folds of weigh="stacking" only, got folds={folds}: leave folds out')
-    if not 2 <= folds <= rows:
-        raise ValueError(f"fit_best: expected from 2 to {rows} folds, one row in each at least, got {folds}: folds=5")
+    require_count("folds", folds, "5")
+    expect(weigh != "evidence", 'folds of weigh="stacking" only', f"folds={folds}", "leave folds out")
+    expect(2 <= folds <= rows, f"from 2 to {rows} folds, one row in each at least", folds, "folds=5")
     others = jax.tree.leaves(args[1:-1], is_leaf=lambda value: isinstance(value, list))
-    if any((isinstance(value, list) or np.ndim(value)) and len(value) == rows for value in others):
-        raise ValueError(
-            f"fit_best: expected inputs and observations as the only arguments with {rows} rows beside folds, got "
-            f"another one as long between them, of which it is not known whether its rows are left out with theirs: "
-            "close over it inside of family, make it columns of the inputs, or leave folds out"
-        )
+    expect(
+        not any((isinstance(value, list) or np.ndim(value)) and len(value) == rows for value in others),
+        f"inputs and observations as the only arguments with {rows} rows beside folds",
+        ("another one as long between them, of which it is not known whether its rows are left out with theirs"),
+        "close over it inside of family, make it columns of the inputs, or leave folds out",
+    )
 
 
 def _require_family(family: Any, depths: tuple[Depth, ...], args: tuple[Any, ...]) -> None:
-    if not callable(family):
-        raise ValueError(
-            f"fit_best: expected family, a function from the number of layers to a program, got "
-            f"{type(family).__name__}: fit_best(lambda depth: ..., key, X, y)"
-        )
+    expect(
+        callable(family),
+        "family, a function from the number of layers to a program",
+        type(family).__name__,
+        "fit_best(lambda depth: ..., key, X, y)",
+    )
     if (pair := next((d for d in depths if isinstance(d, tuple)), None)) is not None:
         try:
             inspect.signature(family).bind(*pair)
         except TypeError as error:
-            raise ValueError(
-                f"fit_best: expected a family of two numbers, layers and columns of hidden ones, for the pair {pair} "
-                f"among depths, got one that does not take them ({error}): def family(depth, width=None), or "
-                "dgp.design.emulator_family(X, y)"
+            raise expected(
+                f"a family of two numbers, layers and columns of hidden ones, for the pair {pair} among depths",
+                f"one that does not take them ({error})",
+                "def family(depth, width=None), or dgp.design.emulator_family(X, y)",
             ) from error
     if len(args) < 2 or not np.ndim(args[0]) or not np.ndim(args[-1]) or len(args[0]) != len(args[-1]):
         shapes = [np.shape(value) for value in args]
-        raise ValueError(
-            f"fit_best: expected inputs first and observations last, with as many rows, got arguments of shapes "
-            f"{shapes}: fit_best(family, key, X, y)"
+        raise expected(
+            "inputs first and observations last, with as many rows",
+            f"arguments of shapes {shapes}",
+            "fit_best(family, key, X, y)",
         )
 
 
@@ -447,17 +451,18 @@ def _require_previous(previous: Any, depths: tuple[Depth, ...], folds: int | Non
     """The parts to go on from: none without a fit before."""
     if previous is None:
         return {}
-    if not isinstance(previous, WeightedPosterior):
-        raise ValueError(
-            f"fit_best: expected previous, what fit_best returned before, got {type(previous).__name__}: "
-            "fit_best(family, key, X, y, previous=best)"
-        )
-    if folds is not None:
-        raise ValueError(f"fit_best: expected no folds beside previous, got folds={folds}, which are fits to less data")
+    expect(
+        isinstance(previous, WeightedPosterior),
+        "previous, what fit_best returned before",
+        type(previous).__name__,
+        "fit_best(family, key, X, y, previous=best)",
+    )
+    expect(folds is None, "no folds beside previous", f"folds={folds}, which are fits to less data")
     known = {depth: part for depth, part in previous.parts.items() if part.ended is not None}
     if missing := [depth for depth in depths if depth not in known]:
-        raise ValueError(
-            f"fit_best: expected a previous fit of all depths, {depths}, got one without {missing}: "
-            f"depths={tuple(known)}, or leave previous out"
+        raise expected(
+            f"a previous fit of all depths, {depths}",
+            f"one without {missing}",
+            f"depths={tuple(known)}, or leave previous out",
         )
     return {depth: known[depth] for depth in depths}

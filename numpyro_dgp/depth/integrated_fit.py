@@ -32,6 +32,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from scipy import optimize
 
+from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
@@ -155,18 +156,23 @@ class Density:
         """
         shapes, others = ({n: u.shape for n, u in d.shapes.items()} for d in (self, before))
         if shapes.keys() != others.keys():
-            raise ValueError(
-                f"fit_best: expected the sites of previous, {sorted(others)}, got {sorted(shapes)}: go on with the "
-                "same family, or leave previous out"
+            raise expected(
+                f"the sites of previous, {sorted(others)}",
+                sorted(shapes),
+                "go on with the same family, or leave previous out",
             )
         for name, shape in shapes.items():
             other = others[name]
             grows = self.white[name] and len(shape) == len(other) and all(np.greater_equal(shape, other))
-            if shape != other and not grows:
-                raise ValueError(
-                    f"fit_best: expected the site {name!r} in the shape that it has in previous, {other}, or a "
-                    f"larger one of whitened values, got {shape}: append rows to those of previous, or leave it out"
-                )
+            expect(
+                shape == other or grows,
+                (
+                    f"the site {name!r} in the shape that it has in previous, {other}, or a larger one of "
+                    "whitened values"
+                ),
+                shape,
+                "append rows to those of previous, or leave it out",
+            )
 
     def blocks(self) -> Array:
         """Which numbers move together: each site of hyperparameters, all of these, and every tenth whitened value."""
@@ -371,9 +377,10 @@ def fit_integrated(
     finite = np.isfinite(log_evidence)
     if not finite.any():
         where = "draws of previous" if previous else "draws of the prior"
-        raise ValueError(
-            f"fit_best: expected a likelihood that is finite at some {where}, got none: standardise X and "
-            "y, give the noise a prior away from zero, or run in float64"
+        raise expected(
+            f"a likelihood that is finite at some {where}",
+            "none",
+            "standardise X and y, give the noise a prior away from zero, or run in float64",
         )
     log_evidence, variance = np.where(finite, log_evidence, -np.inf), np.where(finite, variance, 0.0)
     if before:

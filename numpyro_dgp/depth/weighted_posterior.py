@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 
-from numpyro_dgp._checks import require_key
+from numpyro_dgp._checks import expect, require_key
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import JointMixture, Mixture, MomentsOnly
 from numpyro_dgp.depth.depth_weights import Depth, arguments_of, evidence_weights
@@ -171,11 +171,12 @@ class WeightedPosterior:
         """
         levels, spread = Levels.of(q), Quantity(spread_of)
         found = [part._predictor(spread, k, part.options, args, kwargs, X_variance) for part, k in self._shares(key)]
-        if len({type(each) for each in found}) > 1:
-            raise ValueError(
-                "WeightedPosterior.quantile: expected a y of one kind by all programs, Gaussian given each draw, a "
-                "label or another, got different kinds: take quantiles of posterior.sample(key, X)"
-            )
+        expect(
+            len({type(each) for each in found}) <= 1,
+            "a y of one kind by all programs, Gaussian given each draw, a label or another",
+            "different kinds",
+            "take quantiles of posterior.sample(key, X)",
+        )
         return levels(jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *found))
 
     def functions(self, key: Array, *, num_features: int = 1024) -> Callable[..., dict[str, Array]]:
@@ -211,7 +212,7 @@ class WeightedPosterior:
 
     def _of_each(self, key: Array, method: str, *args: Any, **kwargs: Any) -> tuple[Array, Array]:
         """What a method of every posterior with a weight gives (K, ...), and the weights, to be multiplied with it."""
-        require_key("WeightedPosterior", key)
+        require_key(key)
         depths = [d for d, w in self.weights.items() if w > 0]
         keys = jax.random.split(key, len(self.parts))
         each = [
@@ -224,7 +225,7 @@ class WeightedPosterior:
 
     def _shares(self, key: Array, default: int | None = None) -> list[tuple[Posterior, Array]]:
         """The posteriors that take part, each with its number of draws, and their keys."""
-        require_key("WeightedPosterior", key)
+        require_key(key)
         num_samples = self.options.num_samples or default
         if num_samples is None:
             given = [part.posterior.samples for depth, part in self.parts.items() if self.weights[depth] > 0]

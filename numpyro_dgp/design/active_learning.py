@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_finite
+from numpyro_dgp._checks import expected, require_finite
 from numpyro_dgp._data import as_floats, as_numbers
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
@@ -88,8 +88,8 @@ class _AtReference(PosteriorAcquisition):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "reference", rows_of(self.owner, "reference", self.reference))
-        require_spread(self.owner, "noise", self.noise)
+        object.__setattr__(self, "reference", rows_of("reference", self.reference))
+        require_spread("noise", self.noise)
 
     def variances(self, x: ArrayLike, args: Any, kwargs: Any) -> tuple[Array, Array]:
         """Variances at the reference points (R,), and what observations at x take away of them."""
@@ -237,8 +237,8 @@ class MICE(PosteriorAcquisition):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "candidates", rows_of(self.owner, "candidates", self.candidates))
-        require_spread(self.owner, "nugget", self.nugget)
+        object.__setattr__(self, "candidates", rows_of("candidates", self.candidates))
+        require_spread("nugget", self.nugget)
 
     def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
         """The value at points x (q, D); further arguments are those of the program."""
@@ -310,16 +310,15 @@ class VIGF(PosteriorAcquisition):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        X = rows_of(self.owner, "X", self.X)
-        y = as_numbers(f"y of {self.owner}", self.y)
+        X = rows_of("X", self.X)
+        y = as_numbers("y", self.y)
         if np.shape(y) != X.shape[:1]:
-            raise ValueError(
-                f"{self.owner}: expected values y of shape {X.shape[:1]}, one per run in X, got {np.shape(y)}: y[:, 0] "
-                "of a single column"
+            raise expected(
+                f"values y of shape {X.shape[:1]}, one per run in X", np.shape(y), "y[:, 0] of a single column"
             )
-        require_finite(f"y of {self.owner}", y, "leave failed runs out, of X too")
+        require_finite("y", y, "leave failed runs out, of X too")
         object.__setattr__(self, "X", X)
-        object.__setattr__(self, "y", as_floats(f"y of {self.owner}", y))
+        object.__setattr__(self, "y", as_floats("y", y))
 
     def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
         """The value at points x (q, D); further arguments are those of the program."""

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array
@@ -63,9 +64,10 @@ class CompiledAcquisition(NamedTuple):
         values = np.concatenate(found)[: len(points)]
         _require_no_nan(values, points)
         if len(above := np.flatnonzero(values == np.inf)):
-            raise ValueError(
-                f"design.maximise: expected an acquisition below infinity, got inf at x = {points[above[0]].tolist()}: "
-                "divide by a variance plus a small number"
+            raise expected(
+                "an acquisition below infinity",
+                f"inf at x = {points[above[0]].tolist()}",
+                "divide by a variance plus a small number",
             )
         return values
 
@@ -82,16 +84,18 @@ class Programs:
             found = function(arrays, x)
             if not isinstance(found, jax.Array):
                 found = jnp.asarray(as_numbers("values of the acquisition", found))
-            if found.shape:
-                raise ValueError(
-                    f"design.maximise: expected an acquisition that gives one number for q points x {x.shape}, got "
-                    f"shape {found.shape}: sum or average over the points, with q=1 take [0]"
-                )
-            if jnp.iscomplexobj(found):
-                raise ValueError(
-                    f"design.maximise: expected an acquisition that gives real numbers, got {found.dtype}: take "
-                    ".real, or jnp.abs of it"
-                )
+            expect(
+                not found.shape,
+                f"an acquisition that gives one number for q points x {x.shape}",
+                f"shape {found.shape}",
+                "sum or average over the points, with q=1 take [0]",
+            )
+            expect(
+                not jnp.iscomplexobj(found),
+                "an acquisition that gives real numbers",
+                found.dtype,
+                "take .real, or jnp.abs of it",
+            )
             return found.astype(jnp.result_type(float, found.dtype))
 
         self.values = Compiled(jax.vmap(number, (None, 0)))
@@ -113,9 +117,10 @@ def compiled_alone(acquisition: Acquisition, box: Box, q: int, num_many: int, nu
     try:
         return Programs(lambda _, x: acquisition(x)).at((), box, q, num_many, num_few)
     except NOT_TRACEABLE as error:
-        raise ValueError(
-            "design.maximise: expected an acquisition of JAX operations, got one that needs the values of x while JAX "
-            f"traces it ({type(error).__name__}): jnp.sin in place of np.sin, no float(), and jnp.where in place of if"
+        raise expected(
+            "an acquisition of JAX operations",
+            f"one that needs the values of x while JAX traces it ({type(error).__name__})",
+            "jnp.sin in place of np.sin, no float(), and jnp.where in place of if",
         ) from error
 
 
@@ -237,8 +242,8 @@ class Ascents:
 def _require_no_nan(values: np.ndarray, points: np.ndarray) -> None:
     if np.isnan(values).any():
         where = points[np.flatnonzero(np.isnan(values))[0]]
-        raise ValueError(
-            f"design.maximise: expected an acquisition without NaN, got NaN at {np.isnan(values).sum()} of "
-            f"{len(values)} points, the first at x = {where.tolist()}: check the fit there, "
-            "posterior.predict(key, x), and that logarithms and roots get positive numbers"
+        raise expected(
+            "an acquisition without NaN",
+            f"NaN at {np.isnan(values).sum()} of {len(values)} points, the first at x = {where.tolist()}",
+            "check the fit there, posterior.predict(key, x), and that logarithms and roots get positive numbers",
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import require_finite, require_scalar, violated
+from numpyro_dgp._checks import expected, require_finite, require_scalar, violated
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import lower_factors
@@ -67,10 +67,10 @@ class UpperConfidence(WithDraws):
     def __post_init__(self) -> None:
         super().__post_init__()
         advice = "it is a number of standard deviations, such as 2.0"
-        require_scalar(self.owner, "beta", self.beta)
-        require_finite(f"beta of {self.owner}", self.beta, advice)
+        require_scalar("beta", self.beta)
+        require_finite("beta", self.beta, advice)
         if violated(lambda v: v >= 0, self.beta):
-            raise ValueError(f"{self.owner}: expected beta of at least zero, got {self.beta}: {advice}")
+            raise expected("beta of at least zero", self.beta, advice)
 
     def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
         """The value at points x (q, D); further arguments are those of the program."""

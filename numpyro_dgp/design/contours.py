@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import ndtr, ndtri
 
+from numpyro_dgp._checks import expect
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.design.posterior_acquisition import WithDraws, require_best
@@ -63,16 +64,17 @@ class ContourEntropy(WithDraws):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_best(self.owner, "level", self.level)
+        require_best("level", self.level)
 
     def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
         """The value at points x (q, D); further arguments are those of the program."""
         rows = self.points(x)
-        if len(rows) > _MOST:
-            raise ValueError(
-                f"{self.owner}: expected at most {_MOST} points, whose 2^q combinations are counted, got "
-                f"{len(rows)}: take several batches"
-            )
+        expect(
+            len(rows) <= _MOST,
+            f"at most {_MOST} points, whose 2^q combinations are counted",
+            len(rows),
+            "take several batches",
+        )
         found = self.jointly(rows, None, args, kwargs)
         means, L = found.means, found.factors()
         white = self.white(len(means), len(rows) - 1, means.dtype)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_dgp._checks import require_count
+from numpyro_dgp._checks import expect, require_count
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.design.input_space import Box, as_box, generator
 
@@ -46,7 +46,7 @@ def latin_hypercube(bounds: ArrayLike | Box, num: int, key: Array) -> np.ndarray
     """
     from scipy.stats import qmc  # imported here, since it takes a second
 
-    box, rng = _arguments("design.latin_hypercube", bounds, num, key)
+    box, rng = _arguments(bounds, num, key)
     unit = qmc.LatinHypercube(box.dims, seed=rng).random(num)
     unit[:, box.whole] = (np.floor(num * unit[:, box.whole]) + 0.5) / num  # middles of the parts
     return box.from_unit(unit)
@@ -77,7 +77,7 @@ def sobol(bounds: ArrayLike | Box, num: int, key: Array) -> np.ndarray:
 
     Source: Owen (1998), by SciPy.
     """
-    box, rng = _arguments("design.sobol", bounds, num, key)
+    box, rng = _arguments(bounds, num, key)
     return box.from_unit(scrambled_points(box.dims, num, rng))
 
 
@@ -116,9 +116,9 @@ def maximin(bounds: ArrayLike | Box, num: int, key: Array, *, num_exchanges: int
 
     Source: Morris and Mitchell (1995).
     """
-    box, rng = _arguments("design.maximin", bounds, num, key)
+    box, rng = _arguments(bounds, num, key)
     if num_exchanges is not None:
-        require_count("design.maximin", "num_exchanges", num_exchanges, "5000")
+        require_count("num_exchanges", num_exchanges, "5000")
     parts = np.stack([rng.permutation(num) for _ in range(box.dims)], 1)
     X = box.from_unit((parts + 0.5) / num)
     return X if num == 1 else _exchanged(box, X, num_exchanges or 200 * num, rng)
@@ -154,13 +154,9 @@ def additions(bounds: ArrayLike | Box, existing: ArrayLike, num: int, key: Array
 
     Source: Johnson et al. (1990), for the distance that is maximised.
     """
-    box, rng = _arguments("design.additions", bounds, num, key)
-    points = box.require_points("design.additions", "existing", existing)
-    if not len(points):
-        raise ValueError(
-            "design.additions: expected at least one existing point, got none: design.maximin makes a design from "
-            "nothing"
-        )
+    box, rng = _arguments(bounds, num, key)
+    points = box.require_points("existing", existing)
+    expect(len(points), "at least one existing point", "none", "design.maximin makes a design from nothing")
     candidates = box.from_unit(scrambled_points(box.dims, _CANDIDATES, rng))
     distance = _nearest(box, candidates, points)
     for _ in range(num):
@@ -177,9 +173,9 @@ def scrambled_points(dims: int, num: int, rng: np.random.Generator) -> np.ndarra
     return qmc.Sobol(dims, seed=rng).random_base2(max(0, num - 1).bit_length())[:num]
 
 
-def _arguments(owner: str, bounds: Any, num: Any, key: Any) -> tuple[Box, np.random.Generator]:
-    require_count(owner, "num", num, "10, or 10 times the number of columns")
-    return as_box(bounds), generator(owner, key)
+def _arguments(bounds: Any, num: Any, key: Any) -> tuple[Box, np.random.Generator]:
+    require_count("num", num, "10, or 10 times the number of columns")
+    return as_box(bounds), generator(key)
 
 
 def _nearest(box: Box, X: np.ndarray, points: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_dgp._checks import require_count, require_finite, require_noise
+from numpyro_dgp._checks import expect, expected, require_count, require_finite, require_noise
 from numpyro_dgp._data import as_floats, known_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.design.input_space import Box, as_box
@@ -21,8 +21,6 @@ from numpyro_dgp.means import ConstantMean, IdentityMean, LinearMean, Mean
 from numpyro_dgp.primitives import gp
 
 __all__ = ["emulator_family"]
-
-_OWNER = "design.emulator_family"
 
 
 def emulator_family(
@@ -110,18 +108,19 @@ def emulator_family(
     """
     data, values = _require_runs(X, y)
     box = _require_box(bounds, data)
-    require_noise(_OWNER, noise)
+    require_noise(noise)
     dtype = jnp.result_type(float)
     least = 10 * math.sqrt(jnp.finfo(dtype).eps)
     if noise < least:
-        raise ValueError(
-            f"{_OWNER}: expected noise of {least:.1g} or more in {dtype}, which resolves no less, got "
-            f"{float(noise):g}: numpyro.enable_x64() at the start, or noise=0.01"
+        raise expected(
+            f"noise of {least:.1g} or more in {dtype}, which resolves no less",
+            f"{float(noise):g}",
+            "numpyro.enable_x64() at the start, or noise=0.01",
         )
     # arrays, and not numbers, so that what is compiled for one set of runs serves all of these shapes
     low, shrink = jnp.asarray(box.low, dtype), jnp.asarray(1 / (box.high - box.low), dtype)
     centre, unit = jnp.asarray(values.mean(), dtype), jnp.asarray(values.std(), dtype)
-    runs, D = as_floats(f"X of {_OWNER}", data), data.shape[1]
+    runs, D = as_floats("X", data), data.shape[1]
 
     def positive(name: str, log_median: float, spread: float, *shape: int) -> Array:
         return jnp.exp(numpyro.sample(name, dist.Normal(jnp.full(shape, log_median, dtype), spread).to_event()))
@@ -130,14 +129,15 @@ def emulator_family(
         return (jnp.asarray(x, dtype) - low) * shrink
 
     def of_depth(depth: int, width: int | None = None) -> Callable[..., None]:
-        require_count(_OWNER, "the number of layers", depth, "1")
+        require_count("the number of layers", depth, "1")
         if width is not None:
-            require_count(_OWNER, "the number of columns of hidden layers", width, "1")
-            if depth == 1:
-                raise ValueError(
-                    f"{_OWNER}: expected columns of hidden layers for two layers or more, got family(1, {width}), "
-                    f"which has none: family(1), or family(2, {width})"
-                )
+            require_count("the number of columns of hidden layers", width, "1")
+            expect(
+                depth != 1,
+                "columns of hidden layers for two layers or more",
+                f"family(1, {width}), which has none",
+                f"family(1), or family(2, {width})",
+            )
         K = D if width is None else width
 
         def model(X: Array, y: Array | None = None) -> None:
@@ -168,18 +168,18 @@ def emulator_family(
 
 def _require_runs(X: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and outputs, as they are."""
-    data, values = known_numbers(f"X of {_OWNER}", X), known_numbers(f"y of {_OWNER}", y)
-    if data.ndim != 2 or values.shape != data.shape[:1] or len(values) < 2:
-        raise ValueError(
-            f"{_OWNER}: expected two runs or more, inputs X of shape (N, D) and outputs y of shape (N,), got "
-            f"{data.shape} and {values.shape}: X[:, None] is one input, and each output has an emulator of its own"
-        )
-    require_finite(f"X of {_OWNER}", data, "leave out runs that are not known")
-    require_finite(f"y of {_OWNER}", values, "leave out runs that failed")
+    data, values = known_numbers("X", X), known_numbers("y", y)
+    expect(
+        data.ndim == 2 and values.shape == data.shape[:1] and len(values) >= 2,
+        "two runs or more, inputs X of shape (N, D) and outputs y of shape (N,)",
+        f"{data.shape} and {values.shape}",
+        "X[:, None] is one input, and each output has an emulator of its own",
+    )
+    require_finite("X", data, "leave out runs that are not known")
+    require_finite("y", values, "leave out runs that failed")
     if not values.std() > 1e-9 * abs(values).max():
-        raise ValueError(
-            f"{_OWNER}: expected outputs y that vary, got {values[0]:g} from all runs: run the simulator at inputs "
-            "that are further apart"
+        raise expected(
+            "outputs y that vary", f"{values[0]:g} from all runs", "run the simulator at inputs that are further apart"
         )
     return data, values
 
@@ -189,17 +189,19 @@ def _require_box(bounds: ArrayLike | Box | None, data: np.ndarray) -> Box:
     if bounds is not None:
         box = as_box(bounds)
         if box.categories:
-            raise ValueError(
-                f"{_OWNER}: expected columns of numbers, got categories={list(box.categories)}: write a family with "
-                "dgp.kernels.Categorical for labels, as the docstring of dgp.fit_best has one"
+            raise expected(
+                "columns of numbers",
+                f"categories={list(box.categories)}",
+                "write a family with dgp.kernels.Categorical for labels, as the docstring of dgp.fit_best has one",
             )
-        box.require_points(_OWNER, "X", data)
+        box.require_points("X", data)
         return box
     low, high = data.min(0), data.max(0)
     if not (low < high).all():
         d = int(np.argmin(low < high))
-        raise ValueError(
-            f"{_OWNER}: expected columns of X that vary, got {low[d]:g} in all rows of column {d}: leave the column "
-            "out, or give bounds=[[low, high], ...]"
+        raise expected(
+            "columns of X that vary",
+            f"{low[d]:g} in all rows of column {d}",
+            "leave the column out, or give bounds=[[low, high], ...]",
         )
     return Box(np.stack([low, high], 1))

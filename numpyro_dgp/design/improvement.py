@@ -92,7 +92,7 @@ class _Improvement(WithDraws):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_best(self.owner, "best", self.best)
+        require_best("best", self.best)
 
     def logarithm(self, x: ArrayLike, args: Any, kwargs: Any) -> Array:
         found = self.jointly(x, None, args, kwargs)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import is_concrete, require_finite, require_key
+from numpyro_dgp._checks import expect, expected, is_concrete, require_finite, require_key
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
@@ -53,30 +53,34 @@ class Box:
     def __post_init__(self) -> None:
         bounds = np.array(known_numbers("bounds of design.Box", self.bounds), float)  # not the caller's, to change
         object.__setattr__(self, "bounds", bounds)
-        if bounds.ndim != 2 or bounds.shape[1] != 2 or not len(bounds):
-            raise ValueError(
-                f"design.Box: expected bounds of shape (D, 2), one row of lowest and highest value per input column, "
-                f"got shape {bounds.shape}: np.array([[0.0, 1.0]] * D) is the unit cube"
-            )
+        expect(
+            bounds.ndim == 2 and bounds.shape[1] == 2 and len(bounds),
+            "bounds of shape (D, 2), one row of lowest and highest value per input column",
+            f"shape {bounds.shape}",
+            "np.array([[0.0, 1.0]] * D) is the unit cube",
+        )
         require_finite("bounds of design.Box", bounds, "inputs are searched between finite bounds")
         for d, (low, high) in enumerate(bounds):
             if not low < high:
-                raise ValueError(
-                    f"design.Box: expected low < high in every row of bounds, got {low:g} and {high:g} for column {d}: "
-                    "leave out a column that does not vary"
+                raise expected(
+                    "low < high in every row of bounds",
+                    f"{low:g} and {high:g} for column {d}",
+                    "leave out a column that does not vary",
                 )
         for name in ("integers", "categories"):
             object.__setattr__(self, name, _columns(name, getattr(self, name), len(bounds)))
         if both := sorted({*self.integers} & {*self.categories}):
-            raise ValueError(
-                f"design.Box: expected integers and categories of different columns, got column {both[0]} in both: "
-                "numbers in order are integers, labels are categories"
+            raise expected(
+                "integers and categories of different columns",
+                f"column {both[0]} in both",
+                "numbers in order are integers, labels are categories",
             )
         for d in self.whole:
             if (bounds[d] != bounds[d].round()).any():
-                raise ValueError(
-                    f"design.Box: expected whole bounds of columns of whole numbers or labels, got {bounds[d]} for "
-                    f"column {d}: [0, 2] has the values 0, 1 and 2"
+                raise expected(
+                    "whole bounds of columns of whole numbers or labels",
+                    f"{bounds[d]} for column {d}",
+                    "[0, 2] has the values 0, 1 and 2",
                 )
 
     @property
@@ -134,43 +138,46 @@ class Box:
             found.append(np.sqrt(0.5) * (X[..., d, None].round() == labels))  # |e_a - e_b|^2 / 2 = 1 for a != b
         return np.concatenate(found, -1)
 
-    def require_points(self, owner: str, name: str, X: Any) -> np.ndarray:
+    def require_points(self, name: str, X: Any) -> np.ndarray:
         """Points (N, D) as an array, checked to be in the box."""
-        found = np.asarray(known_numbers(f"{name} of {owner}", X), float)
-        if found.ndim != 2 or found.shape[1] != self.dims:
-            raise ValueError(
-                f"{owner}: expected {name} of shape (N, {self.dims}), one column per row of bounds, got {found.shape}: "
-                "a single point is x[None, :]"
-            )
-        require_finite(f"{name} of {owner}", found, "leave out points that are not known")
+        found = np.asarray(known_numbers(name, X), float)
+        expect(
+            found.ndim == 2 and found.shape[1] == self.dims,
+            f"{name} of shape (N, {self.dims}), one column per row of bounds",
+            found.shape,
+            "a single point is x[None, :]",
+        )
+        require_finite(name, found, "leave out points that are not known")
         slack = 1e-6 * (self.high - self.low)  # of points that were rounded to single precision
         outside = np.argwhere((found < self.low - slack) | (found > self.high + slack))
         if len(outside):
             n, d = outside[0]
-            raise ValueError(
-                f"{owner}: expected {name} within bounds, got {found[n, d]:g} in row {n}, column {d}, outside "
-                f"[{self.low[d]:g}, {self.high[d]:g}]: widen the bounds or leave out the point"
+            raise expected(
+                f"{name} within bounds",
+                f"{found[n, d]:g} in row {n}, column {d}, outside [{self.low[d]:g}, {self.high[d]:g}]",
+                "widen the bounds or leave out the point",
             )
         if len(wrong := np.argwhere(found[:, self.whole] != found[:, self.whole].round())):
             n, d = wrong[0][0], self.whole[wrong[0][1]]
-            raise ValueError(
-                f"{owner}: expected whole numbers in column {d} of {name}, got {found[n, d]:g} in row {n}: "
-                "Box.snapped(X) rounds them"
+            raise expected(
+                f"whole numbers in column {d} of {name}", f"{found[n, d]:g} in row {n}", "Box.snapped(X) rounds them"
             )
         return np.clip(found, self.low, self.high)
 
-    def require_resolved(self, owner: str) -> None:
+    def require_resolved(self) -> None:
         """Raise unless the precision of JAX has at least a thousand different values between the bounds of a column."""
         # between neighbouring numbers
         step = float(jnp.finfo(jnp.result_type(float)).eps) * np.maximum(abs(self.low), abs(self.high))
         least = np.where(np.isin(np.arange(self.dims), self.whole), 1.0, (self.high - self.low) / 1000)
         if len(wrong := np.flatnonzero(step > least)):
             d = wrong[0]
-            raise ValueError(
-                f"{owner}: expected bounds between which {jnp.result_type(float)} tells values apart, got "
-                f"{self.low[d]:.12g} to {self.high[d]:.12g} for column {d}, where it has steps of {step[d]:.2g}: "
-                "search in the difference from the lower bound and add that in the simulator, or switch on "
-                'jax.config.update("jax_enable_x64", True)'
+            raise expected(
+                f"bounds between which {jnp.result_type(float)} tells values apart",
+                f"{self.low[d]:.12g} to {self.high[d]:.12g} for column {d}, where it has steps of {step[d]:.2g}",
+                (
+                    "search in the difference from the lower bound and add that in the simulator, or switch on "
+                    'jax.config.update("jax_enable_x64", True)'
+                ),
             )
 
     def facts(self) -> dict[str, Any]:
@@ -184,11 +191,10 @@ def as_box(bounds: Any) -> Box:
     return bounds if isinstance(bounds, Box) else Box(bounds)
 
 
-def generator(owner: str, key: Array) -> np.random.Generator:
+def generator(key: Array) -> np.random.Generator:
     """A generator of NumPy, seeded by a PRNG key."""
-    require_key(owner, key)
-    if not is_concrete(key):
-        raise ValueError(f"{owner}: expected a known key, got a traced one: call it outside jit")
+    require_key(key)
+    expect(is_concrete(key), "a known key", "a traced one", "call it outside jit")
     data = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
     return np.random.default_rng(np.asarray(data).ravel())
 
@@ -196,9 +202,10 @@ def generator(owner: str, key: Array) -> np.random.Generator:
 def _columns(name: str, columns: Any, dims: int) -> list[int]:
     given = list(columns) if np.iterable(columns) else [columns]
     whole = all(isinstance(d, int | np.integer) and not isinstance(d, bool) and 0 <= d < dims for d in given)
-    if not whole or len(set(given)) < len(given):
-        raise ValueError(
-            f"design.Box: expected {name} to be different numbers of columns, counted from 0 to {dims - 1}, got "
-            f"{columns!r}: {name}=[0] is the first"
-        )
+    expect(
+        whole and len(set(given)) >= len(given),
+        f"{name} to be different numbers of columns, counted from 0 to {dims - 1}",
+        repr(columns),
+        f"{name}=[0] is the first",
+    )
     return sorted(map(int, given))

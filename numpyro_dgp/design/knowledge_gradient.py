@@ -109,8 +109,8 @@ class KnowledgeGradient(WithDraws):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "candidates", rows_of(self.owner, "candidates", self.candidates))
-        require_spread(self.owner, "noise", self.noise)
+        object.__setattr__(self, "candidates", rows_of("candidates", self.candidates))
+        require_spread("noise", self.noise)
 
     def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
         """The value at points x (q, D); further arguments are those of the program."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tqdm
 
-from numpyro_dgp._checks import require_count
+from numpyro_dgp._checks import expect, expected, require_count
 from numpyro_dgp._typing import Array
 from numpyro_dgp.design.search import Fitted, Search
 from numpyro_dgp.design.search_record import Record
@@ -71,19 +71,21 @@ def loop(
         >>> found.record.X.shape, found.record.rounds.tolist()
         ((4, 1), [0, 0, 1, 2])
     """
-    if not isinstance(search, Search):
-        raise ValueError(
-            f"design.loop: expected a dgp.design.Search, got {type(search).__name__}: "
-            "loop(dgp.design.Search(model, dgp.guides.InducingPoint, bounds, acquisition), simulator, key, budget=50)"
-        )
-    if not callable(simulator):
-        raise ValueError(
-            f"design.loop: expected the simulator, a function of one point x (D,), got {type(simulator).__name__}: "
-            "dgp.design.Search proposes points to simulators that run elsewhere"
-        )
-    require_count("design.loop", "budget", budget, "50")
+    expect(
+        isinstance(search, Search),
+        "a dgp.design.Search",
+        type(search).__name__,
+        ("loop(dgp.design.Search(model, dgp.guides.InducingPoint, bounds, acquisition), simulator, key, budget=50)"),
+    )
+    expect(
+        callable(simulator),
+        "the simulator, a function of one point x (D,)",
+        type(simulator).__name__,
+        "dgp.design.Search proposes points to simulators that run elsewhere",
+    )
+    require_count("budget", budget, "50")
     if budget < 2:
-        raise ValueError(f"design.loop: expected a budget of at least 2, what a fit needs, got {budget}: try 50")
+        raise expected("a budget of at least 2, what a fit needs", budget, "try 50")
     with _reserved(path):
         record = _begun(search, key, path)
         with tqdm.tqdm(total=budget, initial=min(budget, len(record.y)), disable=not progress_bar) as bar:
@@ -105,18 +107,19 @@ def _reserved(path: str | os.PathLike[str] | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    require_file_path("design.loop", "path", path, "search.npz")
+    require_file_path("path", path, "search.npz")
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(Path(path)))
         except LockedError as error:
-            raise ValueError(
-                f"design.loop: expected {path} to be the record of one search at a time, got it while {error} searches "
-                "with it: wait for that search, or choose another name"
+            raise expected(
+                f"{path} to be the record of one search at a time",
+                f"it while {error} searches with it",
+                "wait for that search, or choose another name",
             ) from None
         except OSError as error:
-            raise ValueError(
-                f"design.loop: expected path to be one that can be written, got {path} ({error}): choose another folder"
+            raise expected(
+                "path to be one that can be written", f"{path} ({error})", "choose another folder"
             ) from error
         yield
 
@@ -130,11 +133,12 @@ def _begun(search: Search, key: Array, path: str | os.PathLike[str] | None) -> R
     difference = search.identity.difference(saved.identity)
     if difference is None and (saved.key != record.key).any():
         difference = "the key is another"
-    if difference is not None:
-        raise ValueError(
-            f"design.loop: expected the record of this search in {path}, got one of another: {difference}: call with "
-            "the settings of the record, remove it, or choose another name"
-        )
+    expect(
+        difference is None,
+        f"the record of this search in {path}",
+        "one of another",
+        f"{difference}: call with the settings of the record, remove it, or choose another name",
+    )
     return saved
 
 
@@ -159,8 +163,9 @@ def _evaluated(simulator: Callable[[np.ndarray], Any], record: Record, path: Any
     number = np.asarray(value)
     if number.size != 1 or number.dtype.kind not in "biuf" or not np.isfinite(number).all():
         got = f"shape {number.shape}" if number.size != 1 else repr(value)
-        raise ValueError(
-            f"design.loop: expected the simulator to return one finite number, got {got} at {where}; {saved}: return a "
-            "bad value of the size of the others where a run fails"
+        raise expected(
+            "the simulator to return one finite number",
+            f"{got} at {where}; {saved}",
+            "return a bad value of the size of the others where a run fails",
         )
     return record.add(number.reshape(1), seconds=seconds)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numpyro_dgp._checks import require_count
+from numpyro_dgp._checks import expect, expected, require_count
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
@@ -113,14 +113,15 @@ def maximise(
     """
     for name, count in (("q", q), ("num_candidates", num_candidates), ("num_starts", num_starts),
                         ("max_steps", max_steps)):  # fmt: skip
-        require_count("design.maximise", name, count, "the default")
-    if not callable(acquisition):
-        raise ValueError(
-            f"design.maximise: expected an acquisition, a function of x (q, D), got {type(acquisition).__name__}: "
-            "lambda x: posterior.predict(key, x).variance.sum()"
-        )
-    box, rng = as_box(bounds), generator("design.maximise", key)
-    box.require_resolved("design.maximise")
+        require_count(name, count, "the default")
+    expect(
+        callable(acquisition),
+        "an acquisition, a function of x (q, D)",
+        type(acquisition).__name__,
+        "lambda x: posterior.predict(key, x).variance.sum()",
+    )
+    box, rng = as_box(bounds), generator(key)
+    box.require_resolved()
     candidates = candidate_points(box, q, num_candidates, starts, rng)
     sizes = sizes_of(num_candidates, num_starts)
     return maximum(compiled_alone(acquisition, box, q, *sizes), box, candidates, max_steps)
@@ -135,9 +136,10 @@ def maximum(program: CompiledAcquisition, box: Box, candidates: np.ndarray, max_
     """The best points of a compiled acquisition, from candidates (K, q, D) of the box."""
     values = program.values(candidates)
     if not np.isfinite(values).any():
-        raise ValueError(
-            f"design.maximise: expected an acquisition with a finite value somewhere, got {values[0]} at all "
-            f"{len(values)} candidates: check the best value so far and the units of the values"
+        raise expected(
+            "an acquisition with a finite value somewhere",
+            f"{values[0]} at all {len(values)} candidates",
+            "check the best value so far and the units of the values",
         )
     if len(values) > 1 and np.ptp(values) == 0:
         warnings.warn(
@@ -163,10 +165,11 @@ def candidate_points(box: Box, q: int, num: int, starts: Any, rng: np.random.Gen
         return found
     given = np.asarray(known_numbers("starts of design.maximise", starts), float)
     given = given[:, None] if given.ndim == 2 and q == 1 else given
-    if given.ndim != 3 or given.shape[1:] != (q, box.dims):
-        raise ValueError(
-            f"design.maximise: expected starts of shape (K, {q}, {box.dims}), got {np.shape(starts)}: K sets of q "
-            "points"
-        )
-    given = box.require_points("design.maximise", "starts", given.reshape(-1, box.dims)).reshape(given.shape)
+    expect(
+        given.ndim == 3 and given.shape[1:] == (q, box.dims),
+        f"starts of shape (K, {q}, {box.dims})",
+        np.shape(starts),
+        "K sets of q points",
+    )
+    given = box.require_points("starts", given.reshape(-1, box.dims)).reshape(given.shape)
     return np.concatenate([given, found])[: max(num, len(given))]

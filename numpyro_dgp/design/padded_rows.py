@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
+from numpyro_dgp._checks import expected
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import run_on_shapes
 from numpyro_dgp.analysis.sites import Message, mask_rows
@@ -76,7 +77,7 @@ def filled_rows(X: np.ndarray, y: np.ndarray) -> tuple[Array, Array, Array]:
     return jnp.asarray(X[rows], dtype), jnp.asarray(y[rows], dtype), jnp.arange(size) < len(y)
 
 
-def plates_of_rows(owner: str, model: Callable[..., Any], box: Box) -> frozenset[str]:
+def plates_of_rows(model: Callable[..., Any], box: Box) -> frozenset[str]:
     """The plates that have as many rows as X, found by two runs of ``model(X)`` on shapes.
 
     Raises:
@@ -88,9 +89,10 @@ def plates_of_rows(owner: str, model: Callable[..., Any], box: Box) -> frozenset
                if name in more.sites and more.sites[name][0] != shape and not frames & plates]  # fmt: skip
     if outside or not plates:
         got = f"{outside[0]!r} outside of it" if plates else "none"
-        raise ValueError(
-            f"{owner}: expected a model(X, y) whose values of rows are all in a numpyro.plate of the rows, got {got}: "
-            'rows that are not known yet are masked there, with numpyro.plate("data", len(X)): ...'
+        raise expected(
+            "a model(X, y) whose values of rows are all in a numpyro.plate of the rows",
+            got,
+            'rows that are not known yet are masked there, with numpyro.plate("data", len(X)): ...',
         )
     return plates
 

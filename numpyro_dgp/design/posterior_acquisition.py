@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_count, require_finite, require_key, require_scalar, violated
+from numpyro_dgp._checks import expect, expected, require_count, require_finite, require_key, require_scalar, violated
 from numpyro_dgp._data import as_floats, as_numbers
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
@@ -27,40 +27,41 @@ __all__ = [
 ]
 
 
-def rows_of(owner: str, name: str, value: ArrayLike) -> Array:
+def rows_of(name: str, value: ArrayLike) -> Array:
     """Points (R, D) as an array, checked."""
-    rows = as_numbers(f"{name} of {owner}", value)
-    if np.ndim(rows) != 2 or 0 in np.shape(rows):
-        raise ValueError(
-            f"{owner}: expected {name} of shape (R, D), one point a row, got {np.shape(rows)}: a single column of "
-            "inputs is x[:, None]"
-        )
-    require_finite(f"{name} of {owner}", rows, "drop rows with missing values")
-    return as_floats(f"{name} of {owner}", rows)
+    rows = as_numbers(name, value)
+    expect(
+        np.ndim(rows) == 2 and 0 not in np.shape(rows),
+        f"{name} of shape (R, D), one point a row",
+        np.shape(rows),
+        "a single column of inputs is x[:, None]",
+    )
+    require_finite(name, rows, "drop rows with missing values")
+    return as_floats(name, rows)
 
 
 def require_function_of_points(found: Any) -> Any:
     """What the acquisition of a search returns; raise unless it is a function."""
-    if not callable(found):
-        raise ValueError(
-            "design.Search: expected acquisition(posterior, seen, key) to return a function of points x (q, D), "
-            f"got {type(found).__name__}: lambda posterior, seen, key: "
-            "dgp.design.LogExpectedImprovement(posterior, key, best=seen.best)"
-        )
+    expect(
+        callable(found),
+        "acquisition(posterior, seen, key) to return a function of points x (q, D)",
+        type(found).__name__,
+        "lambda posterior, seen, key: dgp.design.LogExpectedImprovement(posterior, key, best=seen.best)",
+    )
     return found
 
 
-def require_best(owner: str, name: str, value: ArrayLike) -> None:
+def require_best(name: str, value: ArrayLike) -> None:
     """Raise unless a value that the function is compared with is one finite number."""
-    require_scalar(owner, name, value)
-    require_finite(f"{name} of {owner}", value, "a number in the units of the function, such as y.min()")
+    require_scalar(name, value)
+    require_finite(name, value, "a number in the units of the function, such as y.min()")
 
 
-def require_spread(owner: str, name: str, value: ArrayLike) -> None:
+def require_spread(name: str, value: ArrayLike) -> None:
     """Raise unless a standard deviation or a factor of one is a number of at least zero."""
-    require_best(owner, name, value)
+    require_best(name, value)
     if violated(lambda v: v >= 0, value):
-        raise ValueError(f"{owner}: expected {name} of at least zero, got {value}: 0.0 for a code without noise")
+        raise expected(f"{name} of at least zero", value, "0.0 for a code without noise")
 
 
 def geometric_mean_variance(covariance: Array) -> Array:
@@ -90,24 +91,21 @@ class PosteriorAcquisition:
 
     def __post_init__(self) -> None:
         if not callable(getattr(self.posterior, self._method, None)):
-            raise ValueError(
-                f"{self.owner}: expected a posterior with the method {self._method}, got "
-                f"{type(self.posterior).__name__}: pass dgp.Posterior(model, guide, result.params)"
+            raise expected(
+                f"a posterior with the method {self._method}",
+                type(self.posterior).__name__,
+                "pass dgp.Posterior(model, guide, result.params)",
             )
-        require_key(self.owner, self.key)
+        require_key(self.key)
         if self.output is not None and (isinstance(self.output, bool) or not isinstance(self.output, int)):
-            raise ValueError(f"{self.owner}: expected output to be the number of a column, got {self.output!r}: 0")
+            raise expected("output to be the number of a column", repr(self.output), "0")
 
-        if not isinstance(minimise := getattr(self, "minimise", True), bool):
-            raise ValueError(
-                f"{self.owner}: expected minimise to be True or False, got {minimise!r}: True where small values are "
-                "good"
-            )
-
-    @property
-    def owner(self) -> str:
-        """The name in messages."""
-        return f"design.{type(self).__name__}"
+        expect(
+            isinstance(minimise := getattr(self, "minimise", True), bool),
+            "minimise to be True or False",
+            repr(minimise),
+            "True where small values are good",
+        )
 
     @property
     def _method(self) -> str:
@@ -120,12 +118,13 @@ class PosteriorAcquisition:
         Raises:
             ValueError: another shape.
         """
-        if np.ndim(x) != 2 or not np.shape(x)[0]:
-            raise ValueError(
-                f"{self.owner}: expected points x of shape (q, D), got {np.shape(x)}: a single point is x[None], and "
-                "several batches of points (K, q, D) go through jax.vmap(acquisition)"
-            )
-        return as_floats(f"points x of {self.owner}", x)
+        expect(
+            np.ndim(x) == 2 and np.shape(x)[0],
+            "points x of shape (q, D)",
+            np.shape(x),
+            ("a single point is x[None], and several batches of points (K, q, D) go through jax.vmap(acquisition)"),
+        )
+        return as_floats("points x", x)
 
     def jointly(self, x: ArrayLike, others: Array | None, args: Any, kwargs: Any) -> JointMixture:
         """Joint moments of one output at points x (q, D), with ``others`` (R, D) after them.
@@ -136,9 +135,10 @@ class PosteriorAcquisition:
         rows = self.points(x)
         if others is not None:
             if others.shape[1] != rows.shape[1]:
-                raise ValueError(
-                    f"{self.owner}: expected points x with the {others.shape[1]} columns of the points that it was "
-                    f"made with, got {rows.shape}: one point a row, its inputs as columns"
+                raise expected(
+                    f"points x with the {others.shape[1]} columns of the points that it was made with",
+                    rows.shape,
+                    "one point a row, its inputs as columns",
                 )
             rows = jnp.concatenate([rows, others.astype(rows.dtype)])
         found = self.posterior.predict_jointly(self.key, rows, *args, **kwargs)
@@ -159,7 +159,7 @@ class PosteriorAcquisition:
         if self.output is None or not 0 <= self.output < outputs:
             what = f"a function of {outputs} outputs" if outputs else "a scalar function"
             advice = f"output= a number from 0 to {outputs - 1}" if outputs else "leave output out"
-            raise ValueError(f"{self.owner}: expected one output, got {what} and output={self.output}: {advice}")
+            raise expected("one output", f"{what} and output={self.output}", advice)
         return self.output
 
 
@@ -177,11 +177,12 @@ class WithDraws(PosteriorAcquisition):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_count(self.owner, "num_draws", self.num_draws, "128")
+        require_count("num_draws", self.num_draws, "128")
         if self.num_draws & (self.num_draws - 1):
-            raise ValueError(
-                f"{self.owner}: expected num_draws to be a power of two, got {self.num_draws}: at 64, 128, 256, ... "
-                "Sobol's points cover the unit cube evenly"
+            raise expected(
+                "num_draws to be a power of two",
+                self.num_draws,
+                "at 64, 128, 256, ... Sobol's points cover the unit cube evenly",
             )
 
     def white(self, number: int, dims: int, dtype: Any) -> Array:

@@ -20,6 +20,7 @@ import numpy as np
 
 from numpyro_dgp._checks import (
     MISSING,
+    expect,
     is_concrete,
     require_finite,
     require_inputs,
@@ -93,15 +94,15 @@ def pooled(X: ArrayLike, y: ArrayLike) -> Pooled:
 
     Source: Binois et al. (2018), section 2.
     """
-    if not is_concrete(X, y):
-        raise ValueError("pooled: expected known arrays, got traced ones: pool the rows before jax.jit or jax.vmap")
+    expect(is_concrete(X, y), "known arrays", "traced ones", "pool the rows before jax.jit or jax.vmap")
     rows, values = known_numbers("inputs of pooled", X), known_numbers("outputs of pooled", y)
-    require_inputs("pooled", rows, None)
-    if rows.ndim != 2 or values.ndim not in (1, 2) or len(values) != len(rows):
-        raise ValueError(
-            f"pooled: expected X of shape (N, D) and y of shape (N,) or (N, P), got {rows.shape} and {values.shape}: a "
-            "row of y for each row of X"
-        )
+    require_inputs(rows, None)
+    expect(
+        rows.ndim == 2 and values.ndim in (1, 2) and len(values) == len(rows),
+        "X of shape (N, D) and y of shape (N,) or (N, P)",
+        f"{rows.shape} and {values.shape}",
+        "a row of y for each row of X",
+    )
     require_finite("inputs of pooled", rows, "drop the rows with missing inputs")
     require_finite("outputs of pooled", values, MISSING)
     require_squares("outputs of pooled", values)
@@ -150,22 +151,26 @@ def within_replicates(noise: ArrayLike, counts: ArrayLike, squares: ArrayLike) -
 
     Source: Binois et al. (2018), section 2.
     """
-    require_positive("within_replicates", "noise", noise)
-    require_positive("within_replicates", "counts", counts, "they are numbers of runs, from dgp.design.pooled")
-    if violated(lambda w: w >= 0, squares):
-        raise ValueError(
-            "within_replicates: expected sums of squares of at least zero, got a negative one: they are the squares of "
-            "X, y, counts, squares = dgp.design.pooled(X, y)"
-        )
+    require_positive("noise", noise)
+    require_positive("counts", counts, "they are numbers of runs, from dgp.design.pooled")
+    expect(
+        not violated(lambda w: w >= 0, squares),
+        "sums of squares of at least zero",
+        "a negative one",
+        "they are the squares of X, y, counts, squares = dgp.design.pooled(X, y)",
+    )
     noise, counts, squares = jnp.asarray(noise), jnp.asarray(counts), jnp.asarray(squares)
     sides = zip(noise.shape[::-1], squares.shape[::-1], strict=False)
     fits = noise.ndim <= squares.ndim <= 2 and all(size in (1, whole) for size, whole in sides)
-    if not fits or (counts.ndim and counts.shape != squares.shape[:1]):
-        raise ValueError(
-            "within_replicates: expected counts (U,) and squares (U,) or (U, P), and noise that is a number or "
-            f"broadcasts to squares, got counts {counts.shape}, squares {squares.shape} and noise {noise.shape}: X, y, "
-            "counts, squares = dgp.design.pooled(X, y); noise is (), of each output (P,), of each input (U,) or (U, 1)"
-        )
+    expect(
+        fits and (not counts.ndim or counts.shape == squares.shape[:1]),
+        "counts (U,) and squares (U,) or (U, P), and noise that is a number or broadcasts to squares",
+        f"counts {counts.shape}, squares {squares.shape} and noise {noise.shape}",
+        (
+            "X, y, counts, squares = dgp.design.pooled(X, y); noise is (), of each output (P,), of each "
+            "input (U,) or (U, 1)"
+        ),
+    )
     counts = jnp.broadcast_to(counts, squares.shape[:1])
     runs = counts[:, None] if squares.ndim == 2 else counts
     # -(c - 1) log(2 pi s^2) / 2 - log(c) / 2

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_dgp._checks import require_count, require_key
+from numpyro_dgp._checks import expect, expected, require_count, require_key
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
@@ -52,39 +52,42 @@ def made_surrogate(
         ValueError: a program without a plate of the rows, another guide, one that cannot be conditioned where not every
             round has a fit.
     """
-    plates = plates_of_rows("design.Search", model, box)
+    plates = plates_of_rows(model, box)
     example = Data(*filled_rows(np.broadcast_to(box.low, (2, box.dims)), np.zeros(2)))
     guide = make_guide(with_known_rows(model, plates, example.X))
-    if not isinstance(guide, Guide | AutoGuide):
-        raise ValueError(
-            f"design.Search: expected guide to make a guide of dgp.guides, got {type(guide).__name__}: "
-            "guide=dgp.guides.InducingPoint, or a guide of NumPyro such as AutoNormal"
-        )
+    expect(
+        isinstance(guide, Guide | AutoGuide),
+        "guide to make a guide of dgp.guides",
+        type(guide).__name__,
+        "guide=dgp.guides.InducingPoint, or a guide of NumPyro such as AutoNormal",
+    )
     surrogate = (Surrogate if isinstance(guide, Guide) else IntegratedSurrogate)(
-        "design.Search", model, plates, make_guide, optimizer, num_particles, condition_steps, example
+        model, plates, make_guide, optimizer, num_particles, condition_steps, example
     )
     surrogate.require_guide()
-    if not (refit_every_round or surrogate.binds_data or surrogate.is_exact_in_a_step):
-        raise ValueError(
-            "design.Search: expected a guide whose q(v) of the last layers are Full() for rounds without a refit, got "
-            f"{type(guide).__name__} with others: refit_every=1, or guide=dgp.guides.InducingPoint"
-        )
+    expect(
+        refit_every_round or surrogate.binds_data or surrogate.is_exact_in_a_step,
+        "a guide whose q(v) of the last layers are Full() for rounds without a refit",
+        f"{type(guide).__name__} with others",
+        "refit_every=1, or guide=dgp.guides.InducingPoint",
+    )
     return surrogate
 
 
 def require_maker(guide: Any) -> None:
     """Raise unless ``guide`` is something that makes a guide from a program."""
-    if isinstance(guide, Guide):
-        raise ValueError(
-            f"design.Search: expected guide to make a guide from a program, got a {type(guide).__name__}, whose "
-            f"program has no way to leave rows out: guide=dgp.guides.{type(guide).__name__}, or "
-            f"lambda model: dgp.guides.{type(guide).__name__}(model, ...)"
-        )
-    if not callable(guide) or (inspect.isfunction(guide) and not inspect.signature(guide).parameters):
-        raise ValueError(
-            f"design.Search: expected guide to make a guide from a program, got {type(guide).__name__}: "
-            "guide=dgp.guides.InducingPoint"
-        )
+    expect(
+        not isinstance(guide, Guide),
+        "guide to make a guide from a program",
+        f"a {type(guide).__name__}, whose program has no way to leave rows out",
+        (f"guide=dgp.guides.{type(guide).__name__}, or lambda model: dgp.guides.{type(guide).__name__}(model, ...)"),
+    )
+    expect(
+        callable(guide) and (not inspect.isfunction(guide) or inspect.signature(guide).parameters),
+        "guide to make a guide from a program",
+        type(guide).__name__,
+        "guide=dgp.guides.InducingPoint",
+    )
 
 
 _NEAR = 128
@@ -239,23 +242,26 @@ class Search:
 
     def __post_init__(self) -> None:
         for name, value in (("the model", self.model), ("the acquisition", self.acquisition)):
-            if not callable(value):
-                raise ValueError(f"design.Search: expected {name}, a function, got {type(value).__name__}")
+            expect(callable(value), f"{name}, a function", type(value).__name__)
         _require_three_arguments(self.acquisition)
         for name in ("q", "refit_every", "num_steps", "refit_steps", "condition_steps", "num_particles",
                      "num_candidates", "num_starts"):  # fmt: skip
-            require_count("design.Search", name, getattr(self, name), "the default")
+            require_count(name, getattr(self, name), "the default")
         for name in ("minimise", "standardise"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise ValueError(f"design.Search: expected {name} to be True or False, got {value!r}: try the default")
+            expect(
+                isinstance(value := getattr(self, name), bool),
+                f"{name} to be True or False",
+                repr(value),
+                "try the default",
+            )
         object.__setattr__(self, "bounds", as_box(self.bounds))
-        self.box.require_resolved("design.Search")
+        self.box.require_resolved()
         require_maker(self.guide)
         if isinstance(self.initial, int | np.integer):
-            require_count("design.Search", "initial", self.initial, "5 times the number of columns, at least 2")
+            require_count("initial", self.initial, "5 times the number of columns, at least 2")
             _require_two(int(self.initial))
         elif self.initial is not None:
-            points = self.box.require_points("design.Search", "initial", known_numbers("initial", self.initial))
+            points = self.box.require_points("initial", known_numbers("initial", self.initial))
             _require_two(len(points))
             object.__setattr__(self, "initial", points)
 
@@ -273,7 +279,7 @@ class Search:
         Raises:
             ValueError: as :class:`Search`, for the program and the guide.
         """
-        require_key("design.Search", key)
+        require_key(key)
         initial = 5 * self.box.dims if self.initial is None else self.initial
         if isinstance(initial, int | np.integer):
             initial = maximin(self.box, int(initial), jax.random.fold_in(key, 0))
@@ -297,7 +303,7 @@ class Search:
         record = fitted.record
         keys = self._keys(record)
         program = self._acquisition_of(fitted, keys[2])
-        rng, near = generator("design.Search", keys[3]), self._near_best(record, keys[4])
+        rng, near = generator(keys[3]), self._near_best(record, keys[4])
         found = maximum(program, self.box, candidate_points(self.box, self.q, self.num_candidates, near, rng), _STEPS)
         seconds = time.perf_counter() - began
         return dataclasses.replace(
@@ -316,12 +322,13 @@ class Search:
                 in their columns, a fit that becomes NaN.
         """
         self.require_own(record)
-        if len(record.y) < 2:
-            raise ValueError(
-                f"design.Search: expected at least two values to fit to, got {len(record.y)}: record.add(values) of "
-                "the pending points first"
-            )
-        self.box.require_points("design.Search", "X of the record", record.X)
+        expect(
+            len(record.y) >= 2,
+            "at least two values to fit to",
+            len(record.y),
+            "record.add(values) of the pending points first",
+        )
+        self.box.require_points("X of the record", record.X)
         keys, now = self._keys(record), self._round(record)
         if not record.params or now - record.fitted_round >= self.refit_every:
             loc, scale = self._units_of(record.y)
@@ -342,11 +349,12 @@ class Search:
     def require_own(self, record: Record) -> None:
         """Raise unless a record is one of this search, with the first difference."""
         difference = self.identity.difference(record.identity)
-        if difference is not None:
-            raise ValueError(
-                f"design.Search: expected a record of this search, got one of another: {difference}: go on with the "
-                "settings of the record, or start a new one"
-            )
+        expect(
+            difference is None,
+            "a record of this search",
+            "one of another",
+            f"{difference}: go on with the settings of the record, or start a new one",
+        )
 
     @cached_property
     def identity(self) -> FitIdentity:
@@ -412,7 +420,7 @@ class Search:
     def _near_best(self, record: Record, key: Array) -> np.ndarray:
         """Points (K, q, D) near the best ones so far."""
         order = np.argsort(record.y if self.minimise else -record.y, kind="stable")[: 3 * self.q]
-        rng = generator("design.Search", key)
+        rng = generator(key)
         chosen = record.X[rng.choice(order, (min(_NEAR, self.num_candidates // 2), self.q))]
         # 1e-3 to 1e-1 of the range
         width = 10.0 ** rng.uniform(-3, -1, (len(chosen), self.q, 1)) * (self.box.high - self.box.low)
@@ -429,15 +437,16 @@ def _require_three_arguments(acquisition: Callable[..., Any]) -> None:
     try:
         signature.bind(None, None, None)
     except TypeError as error:
-        raise ValueError(
-            f"design.Search: expected acquisition(posterior, seen, key), got one that takes {signature}: "
-            "lambda posterior, seen, key: dgp.design.LogExpectedImprovement(posterior, key, best=seen.best)"
+        raise expected(
+            "acquisition(posterior, seen, key)",
+            f"one that takes {signature}",
+            "lambda posterior, seen, key: dgp.design.LogExpectedImprovement(posterior, key, best=seen.best)",
         ) from error
 
 
 def _require_two(count: int) -> None:
     if count < 2:
-        raise ValueError(f"design.Search: expected initial of at least 2 points, got {count}: initial=10 makes some")
+        raise expected("initial of at least 2 points", count, "initial=10 makes some")
 
 
 _SETTINGS = ("q", "minimise", "standardise", "refit_every", "num_steps", "refit_steps", "condition_steps",

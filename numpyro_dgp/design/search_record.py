@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_dgp._checks import require_finite
+from numpyro_dgp._checks import expect, expected, require_finite
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import ArrayLike
@@ -98,26 +98,29 @@ class Record:
         values = values[None] if values.ndim == 0 else values
         if values.ndim != 1 or not np.isfinite(values).all():
             what = f"shape {values.shape}" if values.ndim != 1 else f"{values[~np.isfinite(values)][0]}"
-            raise ValueError(
-                f"Record.add: expected finite values of shape (K,), got {what}: leave out runs that failed, or give "
-                "them a bad value of the size of the others"
+            raise expected(
+                "finite values of shape (K,)",
+                what,
+                "leave out runs that failed, or give them a bad value of the size of the others",
             )
         count = len(values)
         if X is None:
-            if count > len(self.pending):
-                raise ValueError(
-                    f"Record.add: expected at most {len(self.pending)} values, one for each pending point, got {count}:"
-                    " pass other points as X="
-                )
+            expect(
+                count <= len(self.pending),
+                f"at most {len(self.pending)} values, one for each pending point",
+                count,
+                "pass other points as X=",
+            )
             rows, pending = self.pending[:count], self.pending[count:]
             facts = self.pending_round, self.pending_acquisition, self.pending_seconds
         else:
             rows, pending = np.asarray(known_numbers("points of Record.add", X), float), self.pending
             facts = 0, np.nan, 0.0
             if rows.shape != (count, self.pending.shape[1]):
-                raise ValueError(
-                    f"Record.add: expected points X of shape {(count, self.pending.shape[1])}, one row per value, got "
-                    f"{rows.shape}: a single point is x[None, :]"
+                raise expected(
+                    f"points X of shape {(count, self.pending.shape[1])}, one row per value",
+                    rows.shape,
+                    "a single point is x[None, :]",
                 )
             require_finite("points of Record.add", rows, "leave out runs whose inputs are not known")
 
@@ -145,11 +148,11 @@ class Record:
         Raises:
             ValueError: something else than a path, or a folder.
         """
-        require_file_path("Record.save", "path", path, "search.npz")
+        require_file_path("path", path, "search.npz")
         arrays = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         params, identity = arrays.pop("params"), arrays.pop("identity")
-        require_dicts("Record.save", params)
-        entries = {_PARAMS + name: value for name, value in entries_of("Record.save", params).items()}
+        require_dicts(params)
+        entries = {_PARAMS + name: value for name, value in entries_of(params).items()}
         write_arrays(path, arrays | entries | {"identity": np.array(identity.to_json())})
 
     @classmethod
@@ -163,15 +166,16 @@ class Record:
             FileNotFoundError: there is no such file.
             ValueError: the file was written by something else, or is damaged.
         """
-        require_file_path("Record.load", "path", path, "search.npz")
-        arrays = read_arrays("Record.load", path, "choose another name")
+        require_file_path("path", path, "search.npz")
+        arrays = read_arrays(path, "choose another name")
         params = {name.removeprefix(_PARAMS): arrays.pop(name) for name in list(arrays) if name.startswith(_PARAMS)}
         names = {field.name for field in dataclasses.fields(cls)} - {"params"}
-        if arrays.keys() != names:
-            raise ValueError(
-                f"Record.load: expected a file written by Record.save or design.loop, got other arrays in {path}: "
-                "choose another name"
-            )
+        expect(
+            arrays.keys() == names,
+            "a file written by Record.save or design.loop",
+            f"other arrays in {path}",
+            "choose another name",
+        )
         numbers: dict[str, Any] = {name: value.item() if value.ndim == 0 else value for name, value in arrays.items()}
         numbers["identity"] = FitIdentity.from_json(str(arrays["identity"]))
-        return cls(**numbers, params=params_of("Record.load", path, params))
+        return cls(**numbers, params=params_of(path, params))

@@ -18,7 +18,7 @@ import numpy as np
 import numpyro.distributions as dist
 import tqdm
 
-from numpyro_dgp._checks import require_count, require_finite, require_key, require_levels
+from numpyro_dgp._checks import expect, expected, require_count, require_finite, require_key, require_levels
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
@@ -108,7 +108,7 @@ class Integrals(NamedTuple):
         Raises:
             ValueError: a level that is not between 0 and 1.
         """
-        require_levels("Integrals.interval", level)
+        require_levels(level)
         return np.quantile(self.draws, [0.5 - 0.5 * float(level), 0.5 + 0.5 * float(level)], axis=0)
 
 
@@ -140,11 +140,10 @@ class InputColumns(NamedTuple):
         return np.stack([np.linspace(low, high, num) for low, high in ends])
 
 
-def input_columns(owner: str, inputs: Inputs) -> InputColumns:
+def input_columns(inputs: Inputs) -> InputColumns:
     """Names and distributions of columns.
 
     Args:
-        owner: who asks, for messages.
         inputs: per column a pair (low, high) or a distribution of single numbers: as an array (D, 2), as a list, or by
             name.
 
@@ -156,22 +155,22 @@ def input_columns(owner: str, inputs: Inputs) -> InputColumns:
     elif isinstance(inputs, Sequence) and not isinstance(inputs, str):
         names, given = (), list(inputs)
     else:
-        found = known_numbers(f"inputs of {owner}", inputs)
+        found = known_numbers("inputs", inputs)
         names, given = (), list(found) if found.ndim else []
-    if not given:
-        raise ValueError(
-            f"{owner}: expected inputs with a pair (low, high) or a distribution for every column, got none: "
-            '[(0.0, 1.0), dist.Normal(2.0, 0.5)], or by name, {"speed, m/s": (0.0, 1.0)}'
-        )
+    expect(
+        given,
+        "inputs with a pair (low, high) or a distribution for every column",
+        "none",
+        '[(0.0, 1.0), dist.Normal(2.0, 0.5)], or by name, {"speed, m/s": (0.0, 1.0)}',
+    )
     names = names or tuple(f"x{d}" for d in range(len(given)))
-    return InputColumns(names, tuple(_column(owner, name, c) for name, c in zip(names, given, strict=True)))
+    return InputColumns(names, tuple(_column(name, c) for name, c in zip(names, given, strict=True)))
 
 
-def unit_points(owner: str, key: Array, num_randomisations: int, num_points: int, dims: int) -> np.ndarray:
+def unit_points(key: Array, num_randomisations: int, num_points: int, dims: int) -> np.ndarray:
     """Scrambled Sobol points in the open unit cube, independently for every randomisation: (R, n, dims).
 
     Args:
-        owner: who asks, for messages.
         key: PRNG key.
         num_randomisations: R, at least two.
         num_points: n, a power of two.
@@ -183,16 +182,18 @@ def unit_points(owner: str, key: Array, num_randomisations: int, num_points: int
     from scipy.stats.qmc import Sobol  # imported here, since it takes a quarter of a second
 
     for name, value in (("num_randomisations", num_randomisations), ("num_points", num_points)):
-        require_count(owner, name, value, "256, a power of two" if name == "num_points" else "8")
+        require_count(name, value, "256, a power of two" if name == "num_points" else "8")
     if num_randomisations < 2:
-        raise ValueError(
-            f"{owner}: expected at least two randomisations, got {num_randomisations}: the error of the integration is "
-            "estimated from their spread, 8 is usual"
+        raise expected(
+            "at least two randomisations",
+            num_randomisations,
+            "the error of the integration is estimated from their spread, 8 is usual",
         )
     if num_points < 2 or num_points & (num_points - 1):
-        raise ValueError(
-            f"{owner}: expected num_points to be a power of two, at least 2, got {num_points}: at 64, 128, 256, ... "
-            "Sobol's points cover the unit cube evenly"
+        raise expected(
+            "num_points to be a power of two, at least 2",
+            num_points,
+            "at 64, 128, 256, ... Sobol's points cover the unit cube evenly",
         )
     seeds = np.asarray(jax.random.bits(key, (num_randomisations,), jnp.uint32))
     points = [Sobol(dims, seed=int(seed)).random_base2(int(num_points).bit_length() - 1) for seed in seeds]
@@ -200,37 +201,40 @@ def unit_points(owner: str, key: Array, num_randomisations: int, num_points: int
     return np.clip(np.stack(points), edge, 1 - edge)
 
 
-def _column(owner: str, name: str, column: Any) -> Any:
+def _column(name: str, column: Any) -> Any:
     if not isinstance(column, dist.Distribution):
-        ends = known_numbers(f"inputs of {owner}, column {name!r}", column).astype(float)
-        if ends.shape != (2,):
-            raise ValueError(
-                f"{owner}: expected a pair (low, high) or a distribution for column {name!r}, got shape {ends.shape}: "
-                "inputs have one entry per column of X, as an array of shape (D, 2)"
-            )
-        require_finite(
-            f"ends of {name!r} in {owner}", ends, "a column without ends needs a distribution, dist.Normal()"
+        ends = known_numbers(f"inputs, column {name!r}", column).astype(float)
+        expect(
+            ends.shape == (2,),
+            f"a pair (low, high) or a distribution for column {name!r}",
+            f"shape {ends.shape}",
+            "inputs have one entry per column of X, as an array of shape (D, 2)",
         )
+        require_finite(f"ends of {name!r}", ends, "a column without ends needs a distribution, dist.Normal()")
         if not ends[0] < ends[1]:
-            raise ValueError(
-                f"{owner}: expected low < high for column {name!r}, got {ends[0]:.6g} and {ends[1]:.6g}: leave out a "
-                "column that does not vary, lambda X: f(insert it again)"
+            raise expected(
+                f"low < high for column {name!r}",
+                f"{ends[0]:.6g} and {ends[1]:.6g}",
+                "leave out a column that does not vary, lambda X: f(insert it again)",
             )
         return float(ends[0]), float(ends[1])
     if column.batch_shape + column.event_shape or column.is_discrete:
         shape = f"of shape {column.batch_shape + column.event_shape}"
-        raise ValueError(
-            f"{owner}: expected a continuous distribution of single numbers for column {name!r}, got "
-            f"{type(column).__name__}, {'discrete' if column.is_discrete else shape}: give every column its own; for "
-            "whole numbers a box half a unit wider, and an emulator that rounds: lambda X: draws(jnp.round(X))"
+        raise expected(
+            f"a continuous distribution of single numbers for column {name!r}",
+            f"{type(column).__name__}, {('discrete' if column.is_discrete else shape)}",
+            (
+                "give every column its own; for whole numbers a box half a unit wider, and an emulator that "
+                "rounds: lambda X: draws(jnp.round(X))"
+            ),
         )
     try:
         _quantile(column, np.array(0.5))
     except (NotImplementedError, ImportError) as error:
-        raise ValueError(
-            f"{owner}: expected a distribution with quantiles for column {name!r}, got {type(column).__name__}, whose "
-            f"icdf is missing ({str(error) or type(error).__name__}): take a box, or a distribution that has it, such "
-            "as Normal, LogNormal, TruncatedNormal"
+        raise expected(
+            f"a distribution with quantiles for column {name!r}",
+            f"{type(column).__name__}, whose icdf is missing ({str(error) or type(error).__name__})",
+            "take a box, or a distribution that has it, such as Normal, LogNormal, TruncatedNormal",
         ) from error
     return column
 
@@ -338,14 +342,14 @@ def sobol_indices(
     Source: Saltelli et al. (2010), table 2, for the first order; Jansen (1999) for totals; Le Gratiet et al. (2014) for
     the two errors.
     """
-    require_key("sobol_indices", key)
-    columns = input_columns("sobol_indices", inputs)
+    require_key(key)
+    columns = input_columns(inputs)
     names, members = _members(columns.names, groups)
     function_key, point_key = jax.random.split(key)
     D = len(columns.names)
-    points = unit_points("sobol_indices", point_key, num_randomisations, num_points, 2 * D)
+    points = unit_points(point_key, num_randomisations, num_points, 2 * D)
     example = columns.at(points[0, :2, :D])
-    function = function_draws("sobol_indices", emulator, function_key, batch_size, example)
+    function = function_draws(emulator, function_key, batch_size, example)
     found = [
         _pick_freeze(function, columns.at(unit[:, :D]), columns.at(unit[:, D:]), members)
         for unit in tqdm.tqdm(points, desc="randomisations", disable=not progress_bar)
@@ -376,10 +380,13 @@ def _require_variation(values: np.ndarray) -> None:
     eps = np.finfo(values.dtype if values.dtype.kind == "f" else float).eps
     constant = np.ptp(values, axis=1) <= 100 * eps * np.abs(values).max(1)
     if constant.any():
-        raise ValueError(
-            f"sobol_indices: expected functions that vary with the inputs, got {constant.sum()} of {len(constant)} "
-            f"draws that are constant, the first at {values[constant.argmax(), 0]:.6g}: there is no variance to share; "
-            "widen the inputs, check the fit, or leave these draws out"
+        raise expected(
+            "functions that vary with the inputs",
+            (
+                f"{constant.sum()} of {len(constant)} draws that are constant, the first at "
+                f"{values[constant.argmax(), 0]:.6g}"
+            ),
+            "there is no variance to share; widen the inputs, check the fit, or leave these draws out",
         )
 
 
@@ -391,10 +398,7 @@ def _members(
         return columns, np.eye(len(columns), dtype=bool)
     if not isinstance(groups, Mapping) or not groups:
         got = "none" if isinstance(groups, Mapping) else f"a {type(groups).__name__}"
-        raise ValueError(
-            f"sobol_indices: expected groups as a dict of lists of columns, at least one, got {got}: "
-            'groups={"both": [0, 1]}'
-        )
+        raise expected("groups as a dict of lists of columns, at least one", got, 'groups={"both": [0, 1]}')
     marks = np.zeros((len(groups), len(columns)), bool)
     for mark, (name, group) in zip(marks, groups.items(), strict=True):
         several = isinstance(group, Sequence | np.ndarray) and not isinstance(group, str) and len(group)
@@ -404,10 +408,13 @@ def _members(
             elif isinstance(column, int | np.integer) and 0 <= column < len(columns):
                 mark[column] = True
         if not several or mark.sum() != len(group):
-            raise ValueError(
-                f"sobol_indices: expected group {name!r} to be a list of different columns among "
-                f"{', '.join(columns)}, or their numbers from 0 to {len(columns) - 1}, got {group!r}: "
-                f'groups={{"both": [0, 1]}}'
+            raise expected(
+                (
+                    f"group {name!r} to be a list of different columns among {', '.join(columns)}, or their "
+                    f"numbers from 0 to {len(columns) - 1}"
+                ),
+                repr(group),
+                'groups={"both": [0, 1]}',
             )
     return tuple(map(str, groups)), marks
 
@@ -483,14 +490,14 @@ def main_effects(
 
     Source: Schonlau and Welch (2006).
     """
-    require_key("main_effects", key)
-    require_count("main_effects", "num_values", num_values, "21")
-    columns = input_columns("main_effects", inputs)
+    require_key(key)
+    require_count("num_values", num_values, "21")
+    columns = input_columns(inputs)
     function_key, point_key = jax.random.split(key)
     D = len(columns.names)
-    points = unit_points("main_effects", point_key, num_randomisations, num_points, D)
+    points = unit_points(point_key, num_randomisations, num_points, D)
     example = columns.at(points[0, :2])
-    function = function_draws("main_effects", emulator, function_key, batch_size, example)
+    function = function_draws(emulator, function_key, batch_size, example)
     lines = columns.lines(num_values)
     found = []
     for unit in tqdm.tqdm(points, desc="randomisations", disable=not progress_bar):

@@ -18,6 +18,7 @@ from jax.extend import core
 from numpyro import handlers
 from numpyro.infer import SVI
 
+from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import OUTSIDE_TRANSFORMATIONS, require
@@ -52,7 +53,6 @@ class Surrogate:
     """A program with a guide, fitted and conditioned at rows that are filled up.
 
     Args:
-        owner: the function that fits, for messages.
         model: the program ``(X, y)``.
         plates: of its rows.
         guide: makes a guide from a program.
@@ -63,7 +63,6 @@ class Surrogate:
         example: data, of which only the shapes count.
     """
 
-    owner: str
     model: Callable[..., Any]
     plates: frozenset[str]
     guide: Callable[[Callable[..., Any]], Any]
@@ -119,18 +118,20 @@ class Surrogate:
     def require_guide(self) -> None:
         """Raise unless the guide has parameters that all rows share, and nothing that it keeps between calls."""
         guide = self.at(self.example)[1]
-        if guide.companion is not None:
-            raise ValueError(
-                f"{self.owner}: expected rules for all sites of the guide, got {type(guide.companion).__name__} "
-                "for hyperparameters, which keeps what it has met first: other=dgp.guides.Delta() or Normal()"
-            )
+        expect(
+            guide.companion is None,
+            "rules for all sites of the guide",
+            f"{type(guide.companion).__name__} for hyperparameters, which keeps what it has met first",
+            "other=dgp.guides.Delta() or Normal()",
+        )
         parameters = sites_of_fit(
             self.svi(self.example), lambda arrays: (tuple(arrays), {}), [*self.example]
         ).parameters
         if own := sorted(name for name, site in parameters.items() if site.per_row):
-            raise ValueError(
-                f"{self.owner}: expected parameters that all rows share, got {own[0]!r} with values of every row: rows "
-                "come one after the other; leave latents out, or give them a rule that computes q from the row"
+            raise expected(
+                "parameters that all rows share",
+                f"{own[0]!r} with values of every row",
+                "rows come one after the other; leave latents out, or give them a rule that computes q from the row",
             )
 
     @property
@@ -158,7 +159,7 @@ class Surrogate:
         guide = self.at(self.example)[1]
 
         def run(key: Array, data: Data) -> None:
-            checked = require("Search", OUTSIDE_TRANSFORMATIONS)
+            checked = require(OUTSIDE_TRANSFORMATIONS)
             with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=key), checked:
                 guide(*data)
             gaussians = gaussian_sites(guide, sites).values()
@@ -226,9 +227,10 @@ class Surrogate:
         found, loss = program(params, key, jnp.asarray(num_steps), data)
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((found, loss))):
             fit(svi(data), key, num_steps, *data, init_params=params, progress_bar=False)  # says at which step and why
-            raise ValueError(
-                f"{self.owner}: expected a finite fit of {int(data.known.sum())} rows, got NaN or infinite parameters: "
-                "smaller steps, optimizer=optax.adam(0.001), priors that bound hyperparameters, or float64"
+            raise expected(
+                f"a finite fit of {int(data.known.sum())} rows",
+                "NaN or infinite parameters",
+                "smaller steps, optimizer=optax.adam(0.001), priors that bound hyperparameters, or float64",
             )
         return found
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_count, require_finite, require_key
+from numpyro_dgp._checks import expect, expected, require_count, require_finite, require_key
 from numpyro_dgp._data import as_array
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
@@ -28,12 +28,11 @@ _FUNCTIONS = 50
 
 
 def function_draws(
-    owner: str, emulator: Any, key: Array, batch_size: int, example: np.ndarray
+    emulator: Any, key: Array, batch_size: int, example: np.ndarray
 ) -> Callable[[np.ndarray], np.ndarray]:
     """A function from rows (N, D) to the values of all draws there, (S, N).
 
     Args:
-        owner: who asks, for messages.
         emulator: a posterior, of which S functions are drawn, 50 unless its options say another number; or a function
             from rows (N, D) to values (N,) or draws (S, N).
         key: PRNG key of the draws of a posterior.
@@ -44,27 +43,27 @@ def function_draws(
         ValueError: another emulator, more draws than a chain has, or, when the function is called, values of another
             shape, or NaN.
     """
-    require_key(owner, key)
-    require_count(owner, "batch_size", batch_size, "1024")
+    require_key(key)
+    require_count("batch_size", batch_size, "1024")
     if hasattr(emulator, "functions"):
         held, count = draws_held(emulator), emulator.options.num_samples or _FUNCTIONS
         if held is not None and count > held:
-            raise ValueError(
-                f"{owner}: expected at most {held} draws of the function, as many as the chain has, got {count}: "
-                f"posterior.using(num_samples={held}), or a chain with more draws"
+            raise expected(
+                f"at most {held} draws of the function, as many as the chain has",
+                count,
+                f"posterior.using(num_samples={held}), or a chain with more draws",
             )
         draws = emulator.using(num_samples=count).functions(key)
-        site = observed_site(emulator, (as_array(f"inputs of {owner}", example),), {})
+        site = observed_site(emulator, (as_array("inputs", example),), {})
 
         def values(X: Array) -> Any:
-            return of_observed(owner, site, draws(X))
+            return of_observed(site, draws(X))
 
     elif callable(emulator):
         values = emulator
     else:
-        raise ValueError(
-            f"{owner}: expected a posterior or a function of X, got {type(emulator).__name__}: "
-            "dgp.Posterior(model, guide, result.params)"
+        raise expected(
+            "a posterior or a function of X", type(emulator).__name__, "dgp.Posterior(model, guide, result.params)"
         )
 
     def at(rows: np.ndarray) -> np.ndarray:
@@ -73,21 +72,21 @@ def function_draws(
         for start in range(0, len(rows), size):
             # Beyond the end, copies of the last row: all blocks have one shape, and one compiled program.
             index = np.minimum(np.arange(start, start + size), len(rows) - 1)
-            found = np.atleast_2d(np.asarray(values(as_array(f"inputs of {owner}", rows[index]))))
-            if np.iscomplexobj(found):
-                raise ValueError(
-                    f"{owner}: expected a function with real values, got {found.dtype}: take .real, or jnp.abs of it"
-                )
-            if found.ndim != 2 or found.shape[1] != size:
-                raise ValueError(
-                    f"{owner}: expected a function with values of shape ({size},), or draws (S, {size}), at {size} "
-                    f"rows, got {found.shape}: of several outputs take one, lambda X: draws(X)['y'][..., 0]"
-                )
+            found = np.atleast_2d(np.asarray(values(as_array("inputs", rows[index]))))
+            expect(
+                not np.iscomplexobj(found), "a function with real values", found.dtype, "take .real, or jnp.abs of it"
+            )
+            expect(
+                found.ndim == 2 and found.shape[1] == size,
+                f"a function with values of shape ({size},), or draws (S, {size}), at {size} rows",
+                found.shape,
+                "of several outputs take one, lambda X: draws(X)['y'][..., 0]",
+            )
             if found.dtype == bool:  # an event, whose mean is a probability
                 found = found.astype(float)
             blocks.append(found[:, : len(rows) - start])
         together = np.concatenate(blocks, 1)
-        require_finite(f"values of the functions of {owner}", together, "check the fit: NaN in its losses?")
+        require_finite("values of the functions", together, "check the fit: NaN in its losses?")
         return together
 
     return at
@@ -112,7 +111,7 @@ def _programs(emulator: Any) -> list[Fit]:
     return [part.posterior for depth, part in getattr(emulator, "parts", {}).items() if emulator.weights[depth] > 0]
 
 
-def of_observed(owner: str, site: str | None, found: Mapping[str, Array]) -> Array:
+def of_observed(site: str | None, found: Mapping[str, Array]) -> Array:
     """The function under the observed site, among the values of all layers.
 
     Raises:
@@ -121,9 +120,10 @@ def of_observed(owner: str, site: str | None, found: Mapping[str, Array]) -> Arr
     if site is None and len(found) == 1:
         (site,) = found
     if site is None or site not in found:
-        raise ValueError(
-            f"{owner}: expected the function under an observed dgp.Likelihood, got functions of {', '.join(found)}: "
-            "choose one, draws = posterior.functions(key); lambda X: draws(X)['f']"
+        raise expected(
+            "the function under an observed dgp.Likelihood",
+            f"functions of {', '.join(found)}",
+            "choose one, draws = posterior.functions(key); lambda X: draws(X)['f']",
         )
     return found[site]
 
@@ -176,7 +176,7 @@ class ThompsonSampling(PosteriorAcquisition):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_count(self.owner, "num_features", self.num_features, "1024")
+        require_count("num_features", self.num_features, "1024")
 
         samples = getattr(self.posterior, "samples", None)
         if isinstance(self.posterior, Fit) and samples is not None:
@@ -193,16 +193,17 @@ class ThompsonSampling(PosteriorAcquisition):
         rows = self.points(x)
         q, held = len(rows), draws_held(self.posterior)
         if held is not None and q > held:
-            raise ValueError(
-                f"{self.owner}: expected at most {held} points x, as many as the chain has draws, got {q}: a smaller "
-                "batch, or a chain with more draws"
+            raise expected(
+                f"at most {held} points x, as many as the chain has draws",
+                q,
+                "a smaller batch, or a chain with more draws",
             )
         # A mixture gives its programs in order, each with its share: q of all are chosen.
         number = q if isinstance(self.posterior, Fit) or held is None else held
         posterior = self.posterior.using(num_samples=number, progress_bar=False)
         draws = posterior.functions(self.key, num_features=self.num_features)
         site = observed_site(self.posterior, (rows, *args), kwargs)
-        values = of_observed(self.owner, site, draws(rows, *args, **kwargs))
+        values = of_observed(site, draws(rows, *args, **kwargs))
         if values.ndim == 3 or self.output is not None:
             values = values[..., self.column(values)]
         chosen = np.arange(q) if number == q else jax.random.permutation(self.key, number)[:q]

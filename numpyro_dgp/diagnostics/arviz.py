@@ -19,7 +19,7 @@ import numpy as np
 from numpyro import handlers
 from numpyro.infer import MCMC
 
-from numpyro_dgp._checks import require_count, require_key
+from numpyro_dgp._checks import expected, require_count, require_key
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.analysis.sites import Message, masks_around, unwrap
 from numpyro_dgp.diagnostics.local_sites import LocalSites, local_sites
@@ -151,14 +151,17 @@ def to_arviz(
     Source: Vehtari et al. (2017) for log_likelihood; Yao et al. (2018) for draws from a guide;
     Merkle et al. (2019) for integrating latents there.
     """
-    require_count("to_arviz", "num_samples", num_samples, "the default")
-    require_count("to_arviz", "local_samples", local_samples, "the default")
-    require_key("to_arviz", key)
+    require_count("num_samples", num_samples, "the default")
+    require_count("local_samples", local_samples, "the default")
+    require_key(key)
     if isinstance(source, Mapping):
         if not source or not isinstance(losses, Mapping | None) or set(losses or {}) - set(source):
-            raise ValueError(
-                "to_arviz: expected several fits by name and losses={name: losses} of some of them, got "
-                f"{sorted(source)} and {type(losses).__name__ if not isinstance(losses, Mapping) else sorted(losses)}"
+            raise expected(
+                "several fits by name and losses={name: losses} of some of them",
+                (
+                    f"{sorted(source)} and "
+                    f"{(type(losses).__name__ if not isinstance(losses, Mapping) else sorted(losses))}"
+                ),
             )
         of = losses or {}
         options: Any = {"num_samples": num_samples, "local_samples": local_samples, "coords": coords, "dims": dims}
@@ -166,9 +169,7 @@ def to_arviz(
     posterior = as_posterior(source)
     _warn_of_old_arviz()
     if losses is not None and (isinstance(losses, Mapping | str) or np.ndim(losses) != 1):
-        raise ValueError(
-            f"to_arviz: expected losses of shape (steps,), got {type(losses).__name__}: pass losses=result.losses"
-        )
+        raise expected("losses of shape (steps,)", type(losses).__name__, "pass losses=result.losses")
     known = local_sites(posterior, args, kwargs)
     _require_names(known, coords or {}, dims or {})
     if isinstance(source, MCMC) and known.centred:
@@ -212,22 +213,19 @@ def _require_names(known: LocalSites, coords: Mapping[str, Any], dims: Mapping[s
     """Raise for names of dimensions that nothing in the tree has, and for too many of them."""
     for name, given in dims.items():
         if name in known.dims and len(given) > len(known.dims[name]):
-            raise ValueError(
-                f"to_arviz: expected at most {len(known.dims[name])} names in dims[{name!r}], as in "
-                f"{known.dims[name]}, got {list(given)}: chain and draw are named already"
+            raise expected(
+                f"at most {len(known.dims[name])} names in dims[{name!r}], as in {known.dims[name]}",
+                list(given),
+                "chain and draw are named already",
             )
     sizes = {frame.name: frame.size for frames in known.frames.values() for frame in frames}
     found = {"chain", "draw", *(dim for of in (*known.dims.values(), *dims.values()) for dim in of)}
     unknown = sorted(set(coords) - found)
     if unknown:
-        raise ValueError(
-            f"to_arviz: expected coords for some of the dimensions {sorted(found)}, got some for {unknown}"
-        )
+        raise expected(f"coords for some of the dimensions {sorted(found)}", f"some for {unknown}")
     for name, values in coords.items():
         if len(values) != sizes.get(name, len(values)):
-            raise ValueError(
-                f"to_arviz: expected coords of {name!r} for each of its {sizes[name]} rows, got {len(values)} values"
-            )
+            raise expected(f"coords of {name!r} for each of its {sizes[name]} rows", f"{len(values)} values")
 
 
 def as_posterior(source: Source) -> Posterior:
@@ -239,10 +237,10 @@ def as_posterior(source: Source) -> Posterior:
     if isinstance(source, Posterior):
         return dataclasses.replace(source, model=sampled_program(source.model))
     if not isinstance(source, MCMC) or source.last_state is None or source.sampler.model is None:
-        raise ValueError(
-            "to_arviz: expected dgp.Posterior(model, guide, result.params) or an MCMC object that has run, got "
-            f"{'one that has not' if isinstance(source, MCMC) else type(source).__name__}: call mcmc.run "
-            "first, on a program"
+        raise expected(
+            "dgp.Posterior(model, guide, result.params) or an MCMC object that has run",
+            "one that has not" if isinstance(source, MCMC) else type(source).__name__,
+            "call mcmc.run first, on a program",
         )
     return Posterior(sampled_program(source.sampler.model), samples=source.get_samples())
 

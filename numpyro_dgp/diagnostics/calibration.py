@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from numpyro.infer import SVI
 
-from numpyro_dgp._checks import require_count, require_finite, require_key
+from numpyro_dgp._checks import expect, expected, require_count, require_finite, require_key
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
@@ -84,18 +84,20 @@ class Simulated(NamedTuple):
             >>> bool(Simulated.of({"f": rng.integers(0, 100, 500)}, 99).uniform["f"] > 0.05)
             True
         """
-        require_count("Simulated", "num_samples", num_samples, "99")
+        require_count("num_samples", num_samples, "99")
         found = {name: known_numbers(f"ranks of {name!r}", rank) for name, rank in ranks.items()}
         if not found or not all(rank.size for rank in found.values()):
-            raise ValueError(
-                f"Simulated: expected ranks by site, one row per replication, got {[r.shape for r in found.values()]}: "
-                "{name: ranks (replications, ...)}"
+            raise expected(
+                "ranks by site, one row per replication",
+                [r.shape for r in found.values()],
+                "{name: ranks (replications, ...)}",
             )
         for name, rank in found.items():
             if not ((rank >= 0) & (rank <= num_samples)).all():
-                raise ValueError(
-                    f"Simulated: expected ranks from 0 to {num_samples}, got {rank.min()} to {rank.max()} at site "
-                    f"{name!r}: a rank is the number of the S draws that are below the truth"
+                raise expected(
+                    f"ranks from 0 to {num_samples}",
+                    f"{rank.min()} to {rank.max()} at site {name!r}",
+                    "a rank is the number of the S draws that are below the truth",
                 )
         count = min(len(rank) for rank in found.values())
         bins = min(10, max(1, count // 5)) if bins is None else bins
@@ -140,13 +142,14 @@ def pit(draws: ArrayLike, y: ArrayLike, key: Array) -> np.ndarray:
 
     Source: Dawid (1984); Czado et al. (2009) for discrete data.
     """
-    require_key("pit", key)
+    require_key(key)
     samples, values = known_numbers("draws of pit", draws), known_numbers("observations y", y)
-    if not samples.ndim or samples.shape[1:] != values.shape or not samples.size:
-        raise ValueError(
-            f"pit: expected draws of shape (S, ...) over observations of shape {values.shape}, got {samples.shape}: "
-            "take them from posterior.using(num_samples=1000).sample(key, X_test), draws along the first axis"
-        )
+    expect(
+        samples.ndim and samples.shape[1:] == values.shape and samples.size,
+        f"draws of shape (S, ...) over observations of shape {values.shape}",
+        samples.shape,
+        "take them from posterior.using(num_samples=1000).sample(key, X_test), draws along the first axis",
+    )
     require_finite("draws", samples, "check the fit: NaN in its losses?")
     require_finite("observations y", values, "drop the rows with missing values")
     below, equal = (samples < values).sum(0), (samples == values).sum(0)
@@ -178,9 +181,10 @@ def coverage(u: ArrayLike, levels: Sequence[float] = (0.5, 0.8, 0.9, 0.95)) -> C
     """
     values, of = np.ravel(known_numbers("transforms u", u)), np.atleast_1d(known_numbers("levels", levels))
     if of.ndim != 1 or not values.size or not ((values >= 0) & (values <= 1)).all() or not ((of > 0) & (of < 1)).all():
-        raise ValueError(
-            f"coverage: expected transforms u in [0, 1] and levels in (0, 1), got {_range(values)} and levels {of}: "
-            "u = dgp.diagnostics.pit(draws, y, key)"
+        raise expected(
+            "transforms u in [0, 1] and levels in (0, 1)",
+            f"{_range(values)} and levels {of}",
+            "u = dgp.diagnostics.pit(draws, y, key)",
         )
     # Values on the ends of an interval are inside, whatever their rounding.
     share = (np.abs(values[:, None] - 0.5) <= of / 2 * (1 + 1e-12)).mean(0)
@@ -211,21 +215,21 @@ def uniformity(u: ArrayLike, bins: int = 10) -> np.ndarray:
     """
     from scipy.stats import chi2
 
-    require_count("uniformity", "bins", bins, "10")
+    require_count("bins", bins, "10")
     values = known_numbers("values of uniformity", u).astype(float)
     if not ((values >= 0) & (values <= 1)).all():
-        raise ValueError(
-            f"uniformity: expected values in [0, 1], got {_range(values)}: u = dgp.diagnostics.pit(draws, y, key)"
-        )
-    if values.ndim < 1 or len(values) < 5 * bins:
-        raise ValueError(
-            f"uniformity: expected at least {5 * bins} rows for {bins} bins, got shape {values.shape}: take fewer bins"
-        )
+        raise expected("values in [0, 1]", _range(values), "u = dgp.diagnostics.pit(draws, y, key)")
+    expect(
+        values.ndim >= 1 and len(values) >= 5 * bins,
+        f"at least {5 * bins} rows for {bins} bins",
+        f"shape {values.shape}",
+        "take fewer bins",
+    )
     columns = np.clip((values.reshape(len(values), -1) * bins).astype(int), 0, bins - 1)
     counts = np.stack([(columns == b).sum(0) for b in range(bins)])
-    expected = len(values) / bins
+    mean = len(values) / bins
     # sum_b (N_b - N / B)^2 / (N / B) is chi-square with B - 1 degrees of freedom.
-    return chi2.sf(((counts - expected) ** 2 / expected).sum(0), bins - 1).reshape(values.shape[1:])
+    return chi2.sf(((counts - mean) ** 2 / mean).sum(0), bins - 1).reshape(values.shape[1:])
 
 
 def vsbc(
@@ -293,10 +297,10 @@ def vsbc(
     """
     from numpyro.infer.calibration import vsbc_diagnostic
 
-    require_svi("vsbc", svi)
-    require_key("vsbc", key)
+    require_svi(svi)
+    require_key(key)
     if num_replications < 10:
-        raise ValueError(f"vsbc: expected at least 10 replications, got {num_replications}: 100 are usual")
+        raise expected("at least 10 replications", num_replications, "100 are usual")
     raw = jax.random.PRNGKey(jax.random.bits(key))  # NumPyro reshapes the keys, which fails for typed keys
     found = vsbc_diagnostic(
         raw, svi.model, svi.guide, svi.optim, svi.loss, *args, observed_sites=list(observed),

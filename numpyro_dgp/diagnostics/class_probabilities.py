@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from numpyro_dgp._checks import require_count, require_finite
+from numpyro_dgp._checks import expect, expected, require_count, require_finite
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import ArrayLike
@@ -91,22 +91,23 @@ def class_calibration(probs: ArrayLike, y: ArrayLike, *, bins: int = 10, label: 
     Source: Guo et al. (2017).
     """
     p, labels = known_numbers("probabilities", probs), known_numbers("labels y", y)
-    require_count("class_calibration", "bins", bins, "10")
+    require_count("bins", bins, "10")
     require_finite("probabilities", p, "check the fit: NaN in its losses?")
-    if p.ndim not in (1, 2) or labels.shape != p.shape[:1] or not labels.size:
-        raise ValueError(
-            f"class_calibration: expected probabilities (N, K) and labels (N,), got {p.shape} and {labels.shape}: "
-            "class_calibration(posterior.probs(key, X), y)"
-        )
+    expect(
+        p.ndim in (1, 2) and labels.shape == p.shape[:1] and labels.size,
+        "probabilities (N, K) and labels (N,)",
+        f"{p.shape} and {labels.shape}",
+        "class_calibration(posterior.probs(key, X), y)",
+    )
     p = (np.stack([1 - p, p], 1) if p.ndim == 1 else p).astype(float)
     K = p.shape[1]
     if not ((p >= -1e-6) & (p <= 1 + 1e-6)).all() or not np.isin(labels, np.arange(K)).all():
-        raise ValueError(
-            f"class_calibration: expected probabilities between 0 and 1 and labels from 0 to {K - 1}, got "
-            f"{p.min():.3g} to {p.max():.3g} and {labels.min():.6g} to {labels.max():.6g}: columns are labels"
+        raise expected(
+            f"probabilities between 0 and 1 and labels from 0 to {K - 1}",
+            f"{p.min():.3g} to {p.max():.3g} and {labels.min():.6g} to {labels.max():.6g}",
+            "columns are labels",
         )
-    if label is not None and label not in range(K):
-        raise ValueError(f"class_calibration: expected label to be one of 0 to {K - 1}, got {label!r}: leave it out")
+    expect(label is None or label in range(K), f"label to be one of 0 to {K - 1}", repr(label), "leave it out")
     chosen = p.argmax(1) if label is None else np.full(len(p), label)
     p = np.clip(p[np.arange(len(p)), chosen], 0, 1)
     came_true = labels == chosen

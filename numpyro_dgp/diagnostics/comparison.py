@@ -17,7 +17,7 @@ from numpyro import handlers
 from numpyro.infer import MCMC, SVI
 from numpyro.infer.svi import SVIRunResult
 
-from numpyro_dgp._checks import require_count, require_key
+from numpyro_dgp._checks import expect, expected, require_count, require_key
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.diagnostics.arviz import Source, as_posterior, to_arviz
@@ -154,11 +154,10 @@ def compare(
         True
     """
     _require_arguments(model, guides, data, test, mcmc, level)
-    if not isinstance(evidence, bool):
-        raise ValueError(f"compare: expected evidence to be True or False, got {type(evidence).__name__}")
-    require_key("compare", key)
+    expect(isinstance(evidence, bool), "evidence to be True or False", type(evidence).__name__)
+    require_key(key)
     for name, count in {"num_steps": num_steps, "num_samples": num_samples, "local_samples": local_samples}.items():
-        require_count("compare", name, count, "the default")
+        require_count(name, count, "the default")
     fit_key, bound_key, draw_key, test_key = jax.random.split(key, 4)
     chain = None if mcmc is None else mcmc.get_samples()
     sources: dict[str, Source] = {}
@@ -191,33 +190,31 @@ def compare(
 
 
 def _require_arguments(model: Any, guides: Any, data: Any, test: Any, mcmc: Any, level: Any) -> None:
-    if not callable(model):
-        raise ValueError(f"compare: expected a program, a function, got {type(model).__name__}")
+    expect(callable(model), "a program, a function", type(model).__name__)
     same = test is None or (isinstance(test, tuple) and isinstance(data, tuple) and len(test) == len(data))
-    if not isinstance(data, tuple) or len(data) < 2 or not same:
-        raise ValueError(
-            "compare: expected data=(X, y), the program's arguments with the observations last, and test= of the same "
-            f"length, got {type(data).__name__} and {type(test).__name__}: pass further settings by functools.partial"
-        )
+    expect(
+        isinstance(data, tuple) and len(data) >= 2 and same,
+        "data=(X, y), the program's arguments with the observations last, and test= of the same length",
+        f"{type(data).__name__} and {type(test).__name__}",
+        "pass further settings by functools.partial",
+    )
     named = isinstance(guides, Mapping)
     if not named or (not guides and mcmc is None) or (mcmc is not None and "mcmc" in guides):
-        raise ValueError(
-            'compare: expected guides={"name": guide}, none of them called "mcmc", or mcmc=, got '
-            f"{sorted(guides) or 'neither' if named else type(guides).__name__}"
+        raise expected(
+            'guides={"name": guide}, none of them called "mcmc", or mcmc=',
+            sorted(guides) or "neither" if named else type(guides).__name__,
         )
     for name, candidate in guides.items():
         pair = isinstance(candidate, tuple) and len(candidate) == 2 and hasattr(candidate[1], "params")
-        if not (pair or isinstance(candidate, Posterior) or callable(candidate)) or isinstance(candidate, type):
-            raise ValueError(
-                f"compare: expected guides[{name!r}] to be a guide, a pair of guide and SVIRunResult, or "
-                f"a dgp.Posterior, got {type(candidate).__name__}"
-            )
-    if mcmc is not None and not isinstance(mcmc, MCMC):
-        raise ValueError(f"compare: expected mcmc to be a numpyro.infer.MCMC that has run, got {type(mcmc).__name__}")
+        expect(
+            (pair or isinstance(candidate, Posterior) or callable(candidate)) and not isinstance(candidate, type),
+            f"guides[{name!r}] to be a guide, a pair of guide and SVIRunResult, or a dgp.Posterior",
+            type(candidate).__name__,
+        )
+    expect(mcmc is None or isinstance(mcmc, MCMC), "mcmc to be a numpyro.infer.MCMC that has run", type(mcmc).__name__)
     if mcmc is not None:
         as_posterior(mcmc)
-    if not isinstance(level, float) or not 0 < level < 1:
-        raise ValueError(f"compare: expected a level between 0 and 1, got {level!r}: 0.9 is usual")
+    expect(isinstance(level, float) and 0 < level < 1, "a level between 0 and 1", repr(level), "0.9 is usual")
 
 
 def _fitted(
@@ -231,8 +228,7 @@ def _fitted(
 ) -> tuple[Posterior, Any, float]:
     """A posterior, the losses of its fit (or ``None``) and the seconds it took here (NaN if it was fitted before)."""
     if isinstance(candidate, Posterior):
-        if candidate.guide is None:
-            raise ValueError("compare: expected fits in guides=, got draws of MCMC: pass the MCMC object as mcmc=")
+        expect(candidate.guide is not None, "fits in guides=", "draws of MCMC", "pass the MCMC object as mcmc=")
         return candidate, None, np.nan
     if isinstance(candidate, tuple):
         guide, result = candidate

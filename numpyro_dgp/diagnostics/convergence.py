@@ -27,6 +27,7 @@ from numpyro.distributions import biject_to
 from numpyro.infer import MCMC
 from numpyro.primitives import Messenger
 
+from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import ALL_ROWS, require
@@ -116,9 +117,10 @@ class _AtMeans(Messenger):
             msg["value"] = jnp.broadcast_to(mean, msg["fn"].shape())
         elif name in self.draw and (self.program is None or self.program.is_given(msg, self.predicted)):
             if jnp.shape(self.draw[name]) != msg["fn"].shape():
-                raise ValueError(
-                    f"convergence: expected {name!r} to have the shape {jnp.shape(self.draw[name])} of its draws at "
-                    f"the inputs test= too, got {msg['fn'].shape()}: leave test= out"
+                raise expected(
+                    f"{name!r} to have the shape {jnp.shape(self.draw[name])} of its draws at the inputs test= too",
+                    msg["fn"].shape(),
+                    "leave test= out",
                 )
             msg["value"] = self.draw[name]
         elif site_kind(msg) != "observed" and not msg["fn"].is_discrete:
@@ -198,28 +200,31 @@ def sites_of_draws(posterior: Posterior, args: tuple[Any, ...], kwargs: dict[str
 
     def run(key: Array, draw: dict[str, Array], arrays: list[Array]) -> Array:
         again, options = rebuild(arrays)
-        with require("convergence", ALL_ROWS):
+        with require(ALL_ROWS):
             found.append(_run(posterior, {}, key, again, options))
         return jnp.zeros(())
 
     jax.eval_shape(run, jax.random.key(0), draw, arrays)
     (sites,) = found
-    if not any(site["type"] == "sample" and site["is_observed"] for site in sites.values()):
-        raise ValueError(
-            "convergence: expected a program that observes data, got none: pass the arguments of the run, "
-            "observations included"
-        )
+    expect(
+        any(site["type"] == "sample" and site["is_observed"] for site in sites.values()),
+        "a program that observes data",
+        "none",
+        "pass the arguments of the run, observations included",
+    )
     for name, kind in site_kinds(sites).items():
         shape = jnp.shape(sites[name]["value"])
-        if name not in draw and kind in ("hyperparameter", "inducing", "exact"):
-            raise ValueError(
-                f"convergence: expected draws of every site that all data share, got none of {name!r}: pass all of "
-                "mcmc.get_samples()"
-            )
+        expect(
+            name in draw or kind not in ("hyperparameter", "inducing", "exact"),
+            "draws of every site that all data share",
+            f"none of {name!r}",
+            "pass all of mcmc.get_samples()",
+        )
         if name in draw and draw[name].shape != shape:
-            raise ValueError(
-                f"convergence: expected draws of {name!r} of shape {shape}, got {draw[name].shape}: pass the arguments "
-                "that the chains were run on"
+            raise expected(
+                f"draws of {name!r} of shape {shape}",
+                draw[name].shape,
+                "pass the arguments that the chains were run on",
             )
     return sites
 
@@ -377,11 +382,11 @@ def convergence(
     """
     posterior, chains = _chains(source, num_chains)
     groups = _groups(superchains, chains)
-    if test is not None and not isinstance(test, tuple):
-        raise ValueError(
-            f"convergence: expected test=(X_test,), the arguments of the program without observations, got "
-            f"{type(test).__name__}"
-        )
+    expect(
+        test is None or isinstance(test, tuple),
+        "test=(X_test,), the arguments of the program without observations",
+        type(test).__name__,
+    )
     kinds = site_kinds(sites_of_draws(posterior, args, kwargs))
     found = identified(posterior, args, kwargs, test)
 
@@ -409,18 +414,17 @@ def _chains(source: Source, num_chains: int | None) -> tuple[Posterior, int]:
     """The draws of all chains with the program that has hidden values as sites, and the number of chains."""
     posterior = as_posterior(source)
     if posterior.samples is None:
-        raise ValueError(
-            "convergence: expected chains, an MCMC object or dgp.Posterior(model, samples=draws), got a fit with a "
-            "guide, whose draws are independent: dgp.diagnostics.khat says how good they are"
+        raise expected(
+            "chains, an MCMC object or dgp.Posterior(model, samples=draws)",
+            "a fit with a guide, whose draws are independent",
+            "dgp.diagnostics.khat says how good they are",
         )
     chains = source.num_chains if isinstance(source, MCMC) else 1 if num_chains is None else num_chains
-    if num_chains not in (None, chains):
-        raise ValueError(f"convergence: expected num_chains of the MCMC object, {chains}, got {num_chains}")
+    expect(num_chains in (None, chains), f"num_chains of the MCMC object, {chains}", num_chains)
     total = len(next(iter(posterior.samples.values()), ()))
     if not isinstance(chains, int) or chains < 1 or total % chains or total < _LEAST * chains:
-        raise ValueError(
-            f"convergence: expected chains of one length, {_LEAST} draws at least, got {total} draws in all and "
-            f"num_chains={chains!r}"
+        raise expected(
+            f"chains of one length, {_LEAST} draws at least", f"{total} draws in all and num_chains={chains!r}"
         )
     model = source.sampler.model if isinstance(source, MCMC) else source.model
     return Posterior(centred_program(model), params=posterior.params, samples=posterior.samples), chains
@@ -435,11 +439,12 @@ def _groups(superchains: int | Sequence[int] | None, chains: int) -> np.ndarray 
     else:
         ids = np.unique(np.asarray(superchains), return_inverse=True)[1].reshape(-1)
     sizes = np.bincount(ids)
-    if isinstance(superchains, bool) or len(ids) != chains or len(sizes) < 2 or len(set(sizes)) > 1:
-        raise ValueError(
-            f"convergence: expected superchains of one size, two at least, for {chains} chains, got {superchains!r}: "
-            "their number, or the group of every chain, [0, 0, 1, 1]"
-        )
+    expect(
+        not isinstance(superchains, bool) and len(ids) == chains and len(sizes) >= 2 and len(set(sizes)) <= 1,
+        f"superchains of one size, two at least, for {chains} chains",
+        repr(superchains),
+        "their number, or the group of every chain, [0, 0, 1, 1]",
+    )
     return ids
 
 

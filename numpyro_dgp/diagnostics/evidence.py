@@ -11,7 +11,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 
-from numpyro_dgp._checks import require_count, require_key
+from numpyro_dgp._checks import expect, expected, require_count, require_key
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.inference.fit import split_arguments
@@ -194,22 +194,24 @@ def evidence(
     """
     for name, count in {"num_chains": num_chains, "num_temperatures": num_temperatures,
                         "num_leapfrogs": num_leapfrogs}.items():  # fmt: skip
-        require_count("evidence", name, count, "the default")
+        require_count(name, count, "the default")
     if num_chains < 2:
-        raise ValueError(f"evidence: expected num_chains of two or more, got {num_chains}: a standard error needs them")
-    require_key("evidence", key)
+        raise expected("num_chains of two or more", num_chains, "a standard error needs them")
+    require_key(key)
     if not isinstance(posterior, Posterior) or posterior.guide is None:
         got = "draws of MCMC" if isinstance(posterior, Posterior) else type(posterior).__name__
-        raise ValueError(
-            f"evidence: expected a fit with a guide, got {got}: evidence(dgp.Posterior(model, guide, result.params), "
-            "key, X, y); draws of the posterior are samples="
+        raise expected(
+            "a fit with a guide",
+            got,
+            ("evidence(dgp.Posterior(model, guide, result.params), key, X, y); draws of the posterior are samples="),
         )
     model = posterior.model
-    if sampled_program(model) is not model:
-        raise ValueError(
-            "evidence: expected the program that the guide is of, got what for_mcmc made of it: pass the program, and "
-            "collapse= to this function"
-        )
+    expect(
+        sampled_program(model) is model,
+        "the program that the guide is of",
+        "what for_mcmc made of it",
+        "pass the program, and collapse= to this function",
+    )
     program = for_mcmc(model, posterior.params, guide=posterior.guide, collapse=collapse)
     arrays, rebuild = split_arguments(args, kwargs)
     white, shapes = _sites(program, *rebuild(arrays))
@@ -243,19 +245,21 @@ def evidence(
     path = tuned(path, from_guide(trial_key, path, adapt=True))
     forward = from_guide(up_key, path, adapt=False)
     log_weights, acceptance = np.asarray(forward.log_weights, float), np.asarray(forward.acceptance, float)
-    if not np.isfinite(log_weights).any():
-        raise ValueError(
-            "evidence: expected a finite log density at draws of the guide, got none: are the parameters those of a "
-            "fit to these data?"
-        )
+    expect(
+        np.isfinite(log_weights).any(),
+        "a finite log density at draws of the guide",
+        "none",
+        "are the parameters those of a fit to these data?",
+    )
     if draws is None:
         return Evidence(log_weights, acceptance)
     reverse = run(arrays, positions(arrays, draws), path.reversed(), down_key, False)  # beta from 1 to 0
-    if not np.isfinite(reverse.log_weights).all():
-        raise ValueError(
-            "evidence: expected samples at which the density of this program is finite, got others: pass "
-            "samples=mcmc.get_samples() of this program on these data"
-        )
+    expect(
+        np.isfinite(reverse.log_weights).all(),
+        "samples at which the density of this program is finite",
+        "others",
+        "pass samples=mcmc.get_samples() of this program on these data",
+    )
     return Evidence(log_weights, acceptance, np.asarray(reverse.log_weights, float))
 
 
@@ -266,8 +270,7 @@ def _sites(program: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     def run() -> tuple[dict[str, Array], dict[str, Array]]:
         with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=0):
             program(*args, **kwargs)
-        if LOG_RATIO not in sites:
-            raise ValueError("evidence: expected a program that observes data, got none: pass the observations")
+        expect(LOG_RATIO in sites, "a program that observes data", "none", "pass the observations")
         white = {n: s["value"] for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"]}
         return white, {n: s["value"] for n, s in sites.items() if s["type"] == "deterministic"}
 
@@ -280,24 +283,26 @@ def _draws(
 ) -> dict[str, Array]:
     """Evenly spaced draws, at most ``num_chains``, of the sites whose numbers are sampled."""
     advice = "pass samples=mcmc.get_samples() of this program on these data"
-    if not isinstance(samples, Mapping):
-        raise ValueError(
-            f"evidence: expected samples as a dict of draws by site, got {type(samples).__name__}: {advice}"
-        )
+    expect(isinstance(samples, Mapping), "samples as a dict of draws by site", type(samples).__name__, advice)
     names = [name.removesuffix(_WHITE) for name in white]
-    if missing := [name for name in names if name not in samples]:
-        raise ValueError(
-            f"evidence: expected samples with draws of {names}, got none for {missing}: {advice}, and a guide that "
-            "draws its sites one by one, such as dgp.guides.InducingPoint"
-        )
+    expect(
+        not (missing := [name for name in names if name not in samples]),
+        f"samples with draws of {names}",
+        f"none for {missing}",
+        f"{advice}, and a guide that draws its sites one by one, such as dgp.guides.InducingPoint",
+    )
     found = {name: jnp.asarray(samples[name]) for name in names}
     leading = {name: value.shape[: max(0, value.ndim - len(shapes[name]))] for name, value in found.items()}
     first = leading[names[0]]
     for name, value in found.items():
         if leading[name] != first or len(first) not in (1, 2) or 0 in first or value.shape != (*first, *shapes[name]):
-            raise ValueError(
-                f"evidence: expected samples of {name!r} of shape (S, ...) or (chains, S, ...), with draws of shape "
-                f"{shapes[name]}, as many as of the other sites, got {value.shape}: {advice}"
+            raise expected(
+                (
+                    f"samples of {name!r} of shape (S, ...) or (chains, S, ...), with draws of shape "
+                    f"{shapes[name]}, as many as of the other sites"
+                ),
+                value.shape,
+                advice,
             )
     total = int(np.prod(first))
     chosen = np.linspace(0, total - 1, min(num_chains, total)).astype(int)

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from numpyro_dgp._checks import expected
 from numpyro_dgp._typing import ArrayLike
 from numpyro_dgp.diagnostics.calibration import Simulated
 from numpyro_dgp.diagnostics.class_probabilities import ClassCalibration
@@ -169,7 +170,7 @@ def ranks(found: Simulated, *, bins: int = 10, axes: Mapping[str, Axes] | None =
         )  # fmt: skip
         axes = dict(zip(found.ranks, new[0], strict=True))
     if not axes or not set(axes) <= set(found.ranks):
-        raise ValueError(f"figures.ranks: expected axes for some of the sites {list(found.ranks)}, got {list(axes)}")
+        raise expected(f"axes for some of the sites {list(found.ranks)}", list(axes))
     for name, ax in axes.items():
         columns = found.ranks[name].reshape(len(found.ranks[name]), -1).T
         share = (columns + 0.5) / (found.num_samples + 1)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro import handlers
 
+from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import ALL_ROWS, require
 from numpyro_dgp.analysis.sites import Message, Trace, site_kind, unwrap
@@ -57,7 +58,7 @@ def local_sites(posterior: Posterior, args: tuple[Any, ...], kwargs: dict[str, A
 
     def inspect(key: Array) -> Array:
         given = {name: values[0] for name, values in (posterior.samples or {}).items()}
-        with require("diagnostics", ALL_ROWS):
+        with require(ALL_ROWS):
             guide_trace, sites = traces(posterior, key, given, {}, args, kwargs)
         found.append(_inspect(guide_trace, sites))
         _require_sites(found[0], sites, guide_trace if posterior.guide is not None else given)
@@ -86,26 +87,27 @@ def _inspect(guide_trace: Trace, sites: Trace) -> LocalSites:
         for name, site in samples.items()
         if site["is_observed"] and not _is_factor(site)
     }
-    if not frames:
-        raise ValueError(
-            "diagnostics: expected a program that observes data, got none: pass the observations as in the fit"
-        )
+    expect(frames, "a program that observes data", "none", "pass the observations as in the fit")
     for name, plates in frames.items():
         batch = jnp.shape(samples[name]["value"])[: jnp.ndim(samples[name]["value"]) - samples[name]["fn"].event_dim]
         if plates and len(batch) > -plates[0].dim:
-            raise ValueError(
-                f"diagnostics: expected a plate for every axis of the observations {name!r}, got shape {batch} in "
-                f"{_listed(plates)}: for several y of one f(x) open another, "
-                f'numpyro.plate("replicates", {batch[0]}, dim={-len(batch)}), around it'
+            raise expected(
+                f"a plate for every axis of the observations {name!r}",
+                f"shape {batch} in {_listed(plates)}",
+                (
+                    f'for several y of one f(x) open another, numpyro.plate("replicates", {batch[0]}, dim='
+                    f"{-len(batch)}), around it"
+                ),
             )
     first: dict[str, str] = {}
     taken: set[Any] = set()
     for name, plates in frames.items():
         first[name] = next((y for y in first if plates and frames[y] == plates), name)
         if first[name] == name and taken & set(plates):
-            raise ValueError(
-                f"diagnostics: expected observed sites in the same plates or in plates of their own, got "
-                f"{sorted(frames)} in plates that overlap: join them to one site with two columns"
+            raise expected(
+                "observed sites in the same plates or in plates of their own",
+                f"{sorted(frames)} in plates that overlap",
+                "join them to one site with two columns",
             )
         taken |= set(plates)
     # In an autoguide that draws all sites together, no site belongs to single data.
@@ -135,11 +137,12 @@ def _require_sites(known: LocalSites, sites: Trace, given: Mapping[str, Any]) ->
         and not (name in known.local or site["cond_indep_stack"])
     ]
     missing = sorted(set(shared) - set(given))
-    if missing:
-        raise ValueError(
-            f"diagnostics: expected a guide or draws of the program's sites {shared}, got none of {missing}: was it "
-            "made for another program, dgp.Posterior(model, guide, params)?"
-        )
+    expect(
+        not missing,
+        f"a guide or draws of the program's sites {shared}",
+        f"none of {missing}",
+        "was it made for another program, dgp.Posterior(model, guide, params)?",
+    )
 
 
 def _dims(name: str, site: Message) -> list[str]:

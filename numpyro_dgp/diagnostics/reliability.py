@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import jax
 import numpy as np
 
-from numpyro_dgp._checks import require_count, require_key
+from numpyro_dgp._checks import expect, expected, require_count, require_key
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.diagnostics.ratios import draw
 from numpyro_dgp.predict.posterior import Posterior
@@ -62,14 +62,17 @@ def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
 
     given = np.asarray(log_weights)
     values, eps = given.astype(float), np.finfo(given.dtype if given.dtype.kind == "f" else float).eps
-    if values.ndim < 1 or len(values) < _LEAST:
-        raise ValueError(
-            f"khat: expected weights of at least {_LEAST} draws, got shape {values.shape}: 1000 draws are usual"
-        )
+    expect(
+        values.ndim >= 1 and len(values) >= _LEAST,
+        f"weights of at least {_LEAST} draws",
+        f"shape {values.shape}",
+        "1000 draws are usual",
+    )
     if np.isnan(values).any() or (values == np.inf).any() or not np.isfinite(values.max(0)).all():
-        raise ValueError(
-            "khat: expected log weights without NaN or positive infinity, some of them finite, got others: are the "
-            "parameters of the fit finite?"
+        raise expected(
+            "log weights without NaN or positive infinity, some of them finite",
+            "others",
+            "are the parameters of the fit finite?",
         )
     columns = values.reshape(len(values), -1)
     equal = np.ptp(columns, axis=0) <= np.minimum(np.sqrt(eps) * (1 + np.abs(columns).max(0)), _ROUNDING)
@@ -123,9 +126,10 @@ def khat(tree: DataTree) -> float:
     """
     stats = getattr(tree, "children", {}).get("sample_stats")
     if stats is None or "log_q" not in stats:
-        raise ValueError(
-            "khat: expected the tree of a fit, got one without densities of a guide: chains have no importance "
-            "weights; read r-hat and divergences there (arviz_stats.summary)"
+        raise expected(
+            "the tree of a fit",
+            "one without densities of a guide",
+            "chains have no importance weights; read r-hat and divergences there (arviz_stats.summary)",
         )
     return float(pareto_shape(np.ravel((stats["lp"] - stats["log_q"]).to_numpy())))
 
@@ -179,14 +183,12 @@ def local_khat(
         >>> k["y"].shape
         (3, 20)
     """
-    if not isinstance(posterior, Posterior):
-        raise ValueError(f"local_khat: expected dgp.Posterior(model, guide, params), got {type(posterior).__name__}")
-    if posterior.guide is None:
-        raise ValueError("local_khat: expected a fit with a guide, got draws of MCMC: they have no importance weights")
-    require_key("local_khat", key)
-    require_count("local_khat", "num_globals", num_globals, "the default")
+    expect(isinstance(posterior, Posterior), "dgp.Posterior(model, guide, params)", type(posterior).__name__)
+    expect(posterior.guide is not None, "a fit with a guide", "draws of MCMC", "they have no importance weights")
+    require_key(key)
+    require_count("num_globals", num_globals, "the default")
     if not isinstance(num_samples, int) or num_samples < _LEAST:
-        raise ValueError(f"local_khat: expected num_samples of at least {_LEAST}, got {num_samples!r}: 1000 are usual")
+        raise expected(f"num_samples of at least {_LEAST}", repr(num_samples), "1000 are usual")
     draws = draw(posterior, key, num_globals, num_samples, args, kwargs, lambda log_weights: log_weights)
     return {
         name: np.full((len(terms), *terms.shape[2:]), -np.inf)
@@ -246,25 +248,23 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
     """
     import arviz_stats
 
-    if not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"loo: expected seed to be an integer, zero or more, got {type(seed).__name__}: try seed=0")
+    expect(
+        isinstance(seed, int) and seed >= 0, "seed to be an integer, zero or more", type(seed).__name__, "try seed=0"
+    )
     tree, name = _pointwise(tree, site)
     likelihood: DataArray = tree["log_likelihood"][name]
     target: DataArray = tree["log_likelihood_target"][name]
-    if likelihood.ndim == 2 or (observations is not None and likelihood.ndim != 3):
-        raise ValueError(
-            f"loo: expected data in a plate, got dimensions {likelihood.dims}: "
-            "draw y inside numpyro.plate, given the values of the functions"
-        )
+    expect(
+        likelihood.ndim != 2 and (observations is None or likelihood.ndim == 3),
+        "data in a plate",
+        f"dimensions {likelihood.dims}",
+        "draw y inside numpyro.plate, given the values of the functions",
+    )
     draws = likelihood.sizes["chain"] * likelihood.sizes["draw"]
     if draws < _LEAST:
-        raise ValueError(
-            f"loo: expected at least {_LEAST} draws, got {draws}: to_arviz(..., num_samples=1000) is usual"
-        )
+        raise expected(f"at least {_LEAST} draws", draws, "to_arviz(..., num_samples=1000) is usual")
     if observations is not None and not (isinstance(observations, int) and 0 < observations <= likelihood.shape[-1]):
-        raise ValueError(
-            f"loo: expected at most as many observations as data, {likelihood.shape[-1]}, got {observations!r}"
-        )
+        raise expected(f"at most as many observations as data, {likelihood.shape[-1]}", repr(observations))
     stats = tree.children.get("sample_stats")
     with warnings.catch_warnings():  # the Pareto shapes are in the result
         warnings.filterwarnings("ignore", message="Estimated shape parameter")
@@ -299,11 +299,12 @@ def _pointwise(tree: DataTree, site: str | None) -> tuple[DataTree, str]:
     groups = sorted(getattr(tree, "children", ()))
     if "log_likelihood_target" not in groups:
         got = f"one with groups {groups}" if groups else type(tree).__name__
-        raise ValueError(f"loo: expected a tree from dgp.diagnostics.to_arviz, got {got}")
+        raise expected("a tree from dgp.diagnostics.to_arviz", got)
     if "log_likelihood_uncorrected" in groups:
         tree = tree.copy()
         tree["log_likelihood"] = tree["log_likelihood_uncorrected"]
     names = [str(name) for name in tree["log_likelihood"].data_vars]
-    if (site is None and len(names) > 1) or (site is not None and site not in names):
-        raise ValueError(f"loo: expected site= one of {names}, got {site!r}")
+    expect(
+        (site is not None or len(names) <= 1) and (site is None or site in names), f"site= one of {names}", repr(site)
+    )
     return tree, site or names[0]

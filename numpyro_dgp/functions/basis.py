@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from numpyro_dgp._checks import require_finite, require_inputs, require_positive, violated
+from numpyro_dgp._checks import expect, expected, require_finite, require_inputs, require_positive, violated
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.induced_function import InducedFunction
@@ -138,11 +138,17 @@ class BasisFunction(InducedFunction):
             return super().whitened_values_of(other)
         same = bool(jax.tree.structure(self.series) == jax.tree.structure(other.series))  # type: ignore[operator]
         if not same or jax.tree.leaves((self.mean, other.mean)):
-            raise ValueError(
-                f"gp {self.site!r}: expected a Basis and a kernel as in the earlier fit, whose weights dgp.update "
-                f"compares with those of now, and a mean function without numbers, got "
-                f"{'others' if not same else type(self.mean).__name__}: keep them as they are, with "
-                "dgp.means.ZeroMean() or dgp.means.IdentityMean(), or give the layer dgp.Points(Z)"
+            raise expected(
+                (
+                    "a Basis and a kernel as in the earlier fit, whose weights dgp.update compares with those of "
+                    "now, and a mean function without numbers"
+                ),
+                "others" if not same else type(self.mean).__name__,
+                (
+                    "keep them as they are, with dgp.means.ZeroMean() or dgp.means.IdentityMean(), or give the "
+                    "layer dgp.Points(Z)"
+                ),
+                at=f"gp {self.site!r}",
             )
         # One function, d_j v_j = d'_j v'_j: v' = (d / d') v, d the standard deviations of now.
         pairs = zip(self.series, other.series, strict=True)
@@ -199,15 +205,20 @@ def least_size(kernel: type[Kernel], lengthscale: float, length: float, error: f
         if (enough := below >= wanted).any():
             return max(int(np.argmax(enough)), 1)
         size *= 4
-    raise ValueError(
-        f"Basis.around: expected lengthscales that a million sines on {length:.3g} resolve, got {lengthscale:.3g}: "
-        "use dgp.Points, or a larger error"
+    raise expected(
+        f"lengthscales that a million sines on {length:.3g} resolve",
+        f"{lengthscale:.3g}",
+        "use dgp.Points, or a larger error",
     )
 
 
 def _of(kernel: type[Kernel], lengthscale: float) -> Kernel:
-    if not isinstance(kernel, type) or not issubclass(kernel, Kernel):
-        raise ValueError(f"Basis.around: expected the class of a kernel, got {kernel!r}: kernel=dgp.kernels.Matern32")
+    expect(
+        isinstance(kernel, type) and issubclass(kernel, Kernel),
+        "the class of a kernel",
+        repr(kernel),
+        "kernel=dgp.kernels.Matern32",
+    )
     return kernel(lengthscale=lengthscale)  # type: ignore[call-arg]
 
 
@@ -301,23 +312,22 @@ class Basis(SineBox):
             [-1.64] [5.64] (6,)
         """
         X = known_numbers("inputs of Basis.around", X)
-        require_inputs("Basis.around", X)
+        require_inputs(X)
         require_finite("inputs of Basis.around", X, "drop or impute the rows with missing values")
         longest = lengthscale if longest is None else longest
         for name, value in [("lengthscale", lengthscale), ("longest", longest), ("error", error)]:
-            require_positive("Basis.around", name, value, "lengthscales and the error are beyond zero")
+            require_positive(name, value, "lengthscales and the error are beyond zero")
             if np.shape(value) not in ((), (1,), X.shape[-1:]) or (name == "error" and not np.max(value) < 1):
-                raise ValueError(
-                    f"Basis.around: expected {name} to be "
-                    + ("a share of the variance below one" if name == "error" else f"of shape () or {X.shape[-1:]}")
-                    + f", got {value if np.size(value) == 1 else np.shape(value)}: inputs have {X.shape[-1]} column(s)"
-                )
+                range_ = "a share of the variance below one" if name == "error" else f"of shape () or {X.shape[-1:]}"
+                got = value if np.size(value) == 1 else np.shape(value)
+                raise expected(f"{name} to be {range_}", got, f"inputs have {X.shape[-1]} column(s)")
         X = X if X.dtype.kind == "f" else X.astype(float)
         short, long = (np.broadcast_to(np.asarray(value, X.dtype), X.shape[-1:]) for value in (lengthscale, longest))
         if not (short <= long).all():
-            raise ValueError(
-                f"Basis.around: expected longest to be the longest lengthscale, got {longest} and {lengthscale}: "
-                "Basis.around(X, shortest, longest=...)"
+            raise expected(
+                "longest to be the longest lengthscale",
+                f"{longest} and {lengthscale}",
+                "Basis.around(X, shortest, longest=...)",
             )
         rows = X.reshape(-1, X.shape[-1])
         # At a distance d from an end the finite sum tends to the variance k(0) - k(2 d).
@@ -328,19 +338,17 @@ class Basis(SineBox):
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> BasisFunction:
         """Open the site of layer ``name`` and return its random function."""
-        owner = f"gp {name!r}"
-        series = tuple(
-            KernelSeries.of(owner, k, self) for k in ((kernels,) if isinstance(kernels, Kernel) else kernels)
-        )
+        series = tuple(KernelSeries.of(k, self) for k in ((kernels,) if isinstance(kernels, Kernel) else kernels))
         sizes = {s.size for s in series}
         if len(sizes) > 1:
-            raise ValueError(
-                f"{owner}: expected kernels of all outputs to have equally many weights on a Basis, got "
-                f"{[s.size for s in series]}: open one layer per structure"
+            raise expected(
+                "kernels of all outputs to have equally many weights on a Basis",
+                [s.size for s in series],
+                "open one layer per structure",
             )
         M = sizes.pop()
         prior = InducingPrior((M,) if outputs is None else (outputs, M), self.dtype)
-        v, site = whitened_values(owner, name, prior, "weights")
+        v, site = whitened_values(name, prior, "weights")
         function = BasisFunction(kernels, self, series, v, outputs, mean, site)
         _warn_if_lost(name, function)
         return function

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_finite, violated
+from numpyro_dgp._checks import expect, require_finite, violated
 from numpyro_dgp._data import as_floats, as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 
@@ -50,14 +50,16 @@ def cumulative(x: ArrayLike, knots: ArrayLike, rates: ArrayLike) -> Array:
     """
     given = {"inputs": x, "knots": knots, "rates": rates}
     x, knots, rates = (as_numbers(f"{name} of cumulative", a) for name, a in given.items())
-    if np.ndim(knots) != 1 or np.size(knots) < 2 or np.shape(rates) != np.shape(knots):
-        raise ValueError(
-            f"cumulative: expected knots (Q,) of one input and a rate for each, got {np.shape(knots)} and "
-            f"{np.shape(rates)}: take one column of the knots, knots[:, 0], and a scalar function for the rates"
-        )
+    expect(
+        np.ndim(knots) == 1 and np.size(knots) >= 2 and np.shape(rates) == np.shape(knots),
+        "knots (Q,) of one input and a rate for each",
+        f"{np.shape(knots)} and {np.shape(rates)}",
+        "take one column of the knots, knots[:, 0], and a scalar function for the rates",
+    )
     require_finite("inputs of cumulative", x, "drop or impute the rows with missing values")
-    if violated(lambda t: t[1:] > t[:-1], knots):
-        raise ValueError("cumulative: expected knots that increase, got some that do not: jnp.unique(knots)")
+    expect(
+        not violated(lambda t: t[1:] > t[:-1], knots), "knots that increase", "some that do not", "jnp.unique(knots)"
+    )
     dtype = jnp.result_type(x, knots, rates, float)
     x, knots, rates = (as_floats(f"{name} of cumulative", given[name]).astype(dtype) for name in given)
     steps, rises = jnp.diff(knots), jnp.diff(rates)

@@ -10,7 +10,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import require_finite
+from numpyro_dgp._checks import expected, require_finite
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
@@ -60,12 +60,12 @@ class DrawnFromWhite(FieldsInOrder):
 
     def one_per_place(self, name: str, value: ArrayLike, count: int, one: bool = False) -> Any:
         """``value`` if it has one finite number for each of ``count`` observed places, or is the ``one`` for all."""
-        owner = type(self).__name__
-        found = as_numbers(f"{name} of {owner}", value)
+        found = as_numbers(name, value)
         if not one and np.shape(found)[-1:] != (count,):
-            raise ValueError(
-                f"{owner}: expected {name} of shape ({count},), one number per observed {self.place}, got "
-                f"{np.shape(found)}: they go in the order of {self.order_of_values}; of a column take y[:, 0]"
+            raise expected(
+                f"{name} of shape ({count},), one number per observed {self.place}",
+                np.shape(found),
+                f"they go in the order of {self.order_of_values}; of a column take y[:, 0]",
             )
-        require_finite(f"{name} of {owner}", found, self.missing_values)
+        require_finite(name, found, self.missing_values)
         return found

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_finite
+from numpyro_dgp._checks import expect, expected, require_finite
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import ArrayLike, pytree, static
 from numpyro_dgp.functions.function_inputs import checked_inputs, mean_values, noise_covariance, require_noise
@@ -117,11 +117,12 @@ class ExactFunction:
         x = checked_inputs(x, None, noise)
         require_noise(noise, self.outputs)
         expected = x.shape[:-1] + (() if self.outputs is None else (self.outputs,))
-        if np.shape(values) != expected:
-            raise ValueError(
-                f"condition: expected values of shape {expected} at inputs {x.shape}, got {np.shape(values)}: a scalar "
-                "function has values (N,), one with outputs=P values (N, P)"
-            )
+        expect(
+            np.shape(values) == expected,
+            f"values of shape {expected} at inputs {x.shape}",
+            np.shape(values),
+            "a scalar function has values (N,), one with outputs=P values (N, P)",
+        )
         require_finite("values given to condition", values, "leave out the rows where they are not known")
         residual = jnp.asarray(values, x.dtype) - mean_values(self.mean, x, self.outputs)
         kernels = self.kernels
@@ -138,7 +139,9 @@ class ExactFunction:
 
 
 def _refuse(name: str, call: str) -> NoReturn:
-    raise ValueError(
-        f"f.{name}: expected a layer with inducing values, got an exact process, inducing=None: open it on "
-        f"dgp.Points(Z), or write f.condition(X, values).{call} where its values at X are known"
+    raise expected(
+        "a layer with inducing values",
+        "an exact process, inducing=None",
+        f"open it on dgp.Points(Z), or write f.condition(X, values).{call} where its values at X are known",
+        at=f"f.{name}",
     )

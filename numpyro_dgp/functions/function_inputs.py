@@ -5,7 +5,15 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive, require_squares
+from numpyro_dgp._checks import (
+    expect,
+    expected,
+    is_concrete,
+    require_finite,
+    require_inputs,
+    require_positive,
+    require_squares,
+)
 from numpyro_dgp._data import as_floats, as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.means import ConstantMean, Mean, ZeroMean
@@ -18,16 +26,19 @@ _DATA_HINT = "drop, impute or mask the rows with missing values before building 
 def checked_inputs(x: ArrayLike, dims: int | None, noise: ArrayLike | None) -> Array:
     """``x`` as an array, checked, with its noise."""
     x = as_numbers("inputs of f(x)", x)
-    require_inputs("f(x)", x, dims)
-    if 0 in np.shape(x):
-        raise ValueError(
-            f"f(x): expected at least one row and one column, got inputs of shape {np.shape(x)}: X is empty"
-        )
+    require_inputs(x, dims)
+    expect(
+        0 not in np.shape(x),
+        "at least one row and one column",
+        f"inputs of shape {np.shape(x)}",
+        "X is empty",
+        at="f(x)",
+    )
     if is_concrete(x):  # of traced ones a fit says it by its loss, and a compiled check would need all hidden layers
         require_finite("inputs of f(x)", x, _DATA_HINT)
         require_squares("inputs of f(x)", x)
     if noise is not None:
-        require_positive("f(x)", "noise", noise)
+        require_positive("noise", noise)
     return as_floats("inputs of f(x)", x)
 
 
@@ -47,9 +58,11 @@ def require_noise(noise: ArrayLike | None, outputs: int | None, batch: tuple[int
     if given == (1,) and not shape:  # one output
         return
     if len(given) > len(shape) or any(a not in (1, b) for a, b in zip(given[::-1], shape[::-1], strict=False)):
-        raise ValueError(
-            f"f(x): expected noise to be a number{'' if outputs is None else f' or one per output, ({outputs},)'}, "
-            f"got shape {given}: for noise that differs between rows add it at the observations"
+        raise expected(
+            f"noise to be a number{('' if outputs is None else f' or one per output, ({outputs},)')}",
+            f"shape {given}",
+            "for noise that differs between rows add it at the observations",
+            at="f(x)",
         )
 
 
@@ -68,16 +81,20 @@ def mean_values(mean: Mean, x: Array, outputs: int | None) -> Array:
     values = mean(x)
     if values is not None and np.ndim(values) == 0:  # one number for all rows
         values = jnp.broadcast_to(jnp.asarray(values, x.dtype), (*x.shape[:-1], outputs or 1))
-    if np.ndim(values) != x.ndim:
-        raise ValueError(
-            f"expected a mean function from inputs (..., D) to values (..., P), got {np.shape(values)} for "
-            f"inputs {x.shape}: one output is a column, lambda x: x[..., :1] or (...)[..., None]"
-        )
+    expect(
+        np.ndim(values) == x.ndim,
+        "a mean function from inputs (..., D) to values (..., P)",
+        f"{np.shape(values)} for inputs {x.shape}",
+        "one output is a column, lambda x: x[..., :1] or (...)[..., None]",
+    )
     # A number is meant for all outputs; a column of values is one output.
     if values.shape[-1] != (outputs or 1) and not (values.shape[-1] == 1 and isinstance(mean, ConstantMean | ZeroMean)):
-        raise ValueError(
-            f"expected a mean function with {outputs or 1} output(s), got one with {values.shape[-1]}: "
-            "dgp.means.pca(X, outputs) maps any number of inputs to any number of outputs; one mean for all outputs "
-            f"is its column repeated, lambda x: jnp.repeat(m(x), {outputs or 1}, -1)"
+        raise expected(
+            f"a mean function with {outputs or 1} output(s)",
+            f"one with {values.shape[-1]}",
+            (
+                "dgp.means.pca(X, outputs) maps any number of inputs to any number of outputs; one mean for "
+                f"all outputs is its column repeated, lambda x: jnp.repeat(m(x), {outputs or 1}, -1)"
+            ),
         )
     return values[..., 0] if outputs is None else values

@@ -18,7 +18,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints, kl_divergence
 
-from numpyro_dgp._checks import require_finite
+from numpyro_dgp._checks import expect, expected, require_finite
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike, pytree
 from numpyro_dgp.functions.fields_in_order import FieldsInOrder
@@ -72,9 +72,14 @@ class NotAnArray(FieldsInOrder):
         Raises:
             ValueError: always.
         """
-        raise ValueError(
-            f"f(x): expected an array in this place, got the distribution {type(self).__name__}: draw it, "
-            'h = numpyro.sample("h", f(x)), or integrate it, dgp.Likelihood(f(x), lambda v: dist.Normal(v, 0.1))'
+        raise expected(
+            "an array in this place",
+            f"the distribution {type(self).__name__}",
+            (
+                'draw it, h = numpyro.sample("h", f(x)), or integrate it, dgp.Likelihood(f(x), lambda v: '
+                "dist.Normal(v, 0.1))"
+            ),
+            at="f(x)",
         )
 
     __jax_array__ = __getitem__ = refuse_array
@@ -289,11 +294,13 @@ class MixedValues(FunctionValues):
 
     def __init__(self, functions: FunctionValues, W: ArrayLike) -> None:
         Q = functions.event_shape
-        if not Q or np.ndim(W) != 2 or np.shape(W)[1] != Q[0]:
-            raise ValueError(
-                f"mix: expected weights of shape (P, Q) for values of Q functions, got weights {np.shape(W)} for "
-                f"values {Q}: dgp.gp(..., outputs=Q) has Q functions, and P is the number of columns of y"
-            )
+        expect(
+            Q and np.ndim(W) == 2 and np.shape(W)[1] == Q[0],
+            "weights of shape (P, Q) for values of Q functions",
+            f"weights {np.shape(W)} for values {Q}",
+            "dgp.gp(..., outputs=Q) has Q functions, and P is the number of columns of y",
+            at="mix",
+        )
         require_finite("weights of mix", W, "check the data the directions came from")
         self.functions, self.W = functions, jnp.asarray(W, functions.loc.dtype)
         # Var[f_p] = sum_q W_pq^2 sigma_q^2, part by part of the variance.
@@ -362,9 +369,14 @@ class MixedValues(FunctionValues):
 
 
 def _refuse_site() -> NoReturn:
-    raise ValueError(
-        "mix: expected mixed values inside dgp.Likelihood, got a site that holds them: for a hidden layer draw the "
-        'functions and mix the draw, g = numpyro.sample("g", f(x)); h = mean(x) + g @ P.T'
+    raise expected(
+        "mixed values inside dgp.Likelihood",
+        "a site that holds them",
+        (
+            'for a hidden layer draw the functions and mix the draw, g = numpyro.sample("g", f(x)); h = '
+            "mean(x) + g @ P.T"
+        ),
+        at="mix",
     )
 
 
@@ -412,11 +424,13 @@ class ProcessValues(Values):
             ValueError: another shape.
         """
         shape = np.shape(value)
-        if shape[-self.event_dim :] != self.event_shape:
-            raise ValueError(
-                f"f(x): expected observations y of shape {self.shape()}, got {shape}: a scalar function (outputs=None) "
-                "wants y of shape (N,); outputs=P wants (N, P)"
-            )
+        expect(
+            shape[-self.event_dim :] == self.event_shape,
+            f"observations y of shape {self.shape()}",
+            shape,
+            "a scalar function (outputs=None) wants y of shape (N,); outputs=P wants (N, P)",
+            at="f(x)",
+        )
         return value - self.loc
 
     def to_output_major(self, value: Array) -> Array:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.primitives import plate
 
+from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.function_inputs import checked_inputs
 from numpyro_dgp.functions.induced_function import InducedFunction
@@ -47,27 +48,30 @@ def open_in_plate(
     Raises:
         ValueError: a plate that takes some groups at a time; a kernel or inducing inputs that do not fit the groups.
     """
-    owner, L, dims = f"gp {name!r}", groups.size, Z.shape[-1]
+    L, dims = groups.size, Z.shape[-1]
     if groups.subsample_size != L:
-        raise ValueError(
-            f"{owner}: expected a plate of all groups, got {groups.subsample_size} of {L} in plate {groups.name!r}: "
-            "leave subsample_size out there, and take some rows at a time in the plate of the rows"
+        raise expected(
+            "a plate of all groups",
+            f"{groups.subsample_size} of {L} in plate {groups.name!r}",
+            "leave subsample_size out there, and take some rows at a time in the plate of the rows",
         )
     if not isinstance(kernels, Kernel):
-        raise ValueError(
-            f"{owner}: expected one kernel in plate {groups.name!r}, got {len(kernels)}: kernels with one entry per "
-            "group are dgp.kernels.PerGroup(jax.vmap(dgp.kernels.RBF)(variance, lengthscale))"
+        raise expected(
+            f"one kernel in plate {groups.name!r}",
+            len(kernels),
+            "kernels with one per group are dgp.kernels.PerGroup(jax.vmap(dgp.kernels.RBF)(variance, lengthscale))",
         )
     if isinstance(kernels, PerGroup) and kernels.groups != L:
-        raise ValueError(
-            f"{owner}: expected hyperparameters of {L} groups, as many as plate {groups.name!r} has, got those of "
-            f"{kernels.groups}: draw them in the same plate"
+        raise expected(
+            f"hyperparameters of {L} groups, as many as plate {groups.name!r} has",
+            f"those of {kernels.groups}",
+            "draw them in the same plate",
         )
-    if Z.ndim == 3 and len(Z) != L:
-        raise ValueError(
-            f"{owner}: expected inducing inputs Z of shape (M, D), or ({L}, M, D) with a block per group of plate "
-            f"{groups.name!r}, got {Z.shape}"
-        )
+    expect(
+        Z.ndim != 3 or len(Z) == L,
+        f"inducing inputs Z of shape (M, D), or ({L}, M, D) with a block per group of plate {groups.name!r}",
+        Z.shape,
+    )
     own, labelled = kernels, kernels
     if isinstance(kernels, PerGroup):
         own = kernels.kernel
@@ -76,9 +80,9 @@ def open_in_plate(
         # k((x, g), (x', g')) = k(x, x') [g = g']
         labelled = kernels.on(*range(dims)) * Categorical(L, correlation=0.0).on(dims)
         K = own.gram(Z)
-    whiten = inverse_cholesky(K, f"k(Z, Z) of {owner}")
+    whiten = inverse_cholesky(K, f"k(Z, Z) of gp {name!r}")
     shape = (L * (outputs or 1), Z.shape[-2])
-    v, site = whitened_values(owner, name, InducingPrior(shape, Z.dtype), outside=(groups.name,))
+    v, site = whitened_values(name, InducingPrior(shape, Z.dtype), outside=(groups.name,))
     return GroupedFunction(labelled, own, Z, whiten, v, L, outputs, mean, site)
 
 
@@ -202,18 +206,23 @@ class GroupedFunction(InducedFunction):
         return values(rows), matmul(self.whiten, at_points).reshape(-1, self.size)  # v_g = L_g^-1 f(Z_g)
 
     def whitened_values_of(self, other: InducedFunction) -> NoReturn:
-        raise ValueError(
-            f"dgp.update: expected layers opened outside of plates, got {self.site!r} in a plate of groups: open it "
-            "outside, with dgp.kernels.PerGroup(...) and dgp.Points(Z) with the labels as last column of Z"
+        raise expected(
+            "layers opened outside of plates",
+            f"{self.site!r} in a plate of groups",
+            ("open it outside, with dgp.kernels.PerGroup(...) and dgp.Points(Z) with the labels as last column of Z"),
         )
 
     def checked(self, x: ArrayLike, noise: ArrayLike | None = None) -> Array:
         if np.ndim(x) >= 2 and np.shape(x)[-1] != self.dims:
-            raise ValueError(
-                f"f(x): expected inputs with {self.dims - 1} column(s) and the label of the group as the last one, "
-                f"because layer {self.site!r} was opened in a plate, as a function for each of its {self.groups} "
-                f"members, got shape {np.shape(x)}: jnp.column_stack([x, group]); for one function open the layer "
-                "outside every plate"
+            raise expected(
+                (
+                    f"inputs with {self.dims - 1} column(s) and the label of the group as the last one, because "
+                    f"layer {self.site!r} was opened in a plate, as a function for each of its {self.groups} "
+                    "members"
+                ),
+                f"shape {np.shape(x)}",
+                "jnp.column_stack([x, group]); for one function open the layer outside every plate",
+                at="f(x)",
             )
         found = checked_inputs(x, self.dims, noise)
         self.kernels.check_inputs(found)

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import is_concrete, require_count
+from numpyro_dgp._checks import caller, expect, expected, is_concrete, require_count
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.weights import InducingPrior, Weights, matvec, whitened_values
@@ -82,13 +82,14 @@ class Harmonics:
     degrees: int | tuple[int, ...] = static()
 
     def __post_init__(self) -> None:
-        require_count("Harmonics", "columns", self.columns, "columns=X.shape[-1]")
+        require_count("columns", self.columns, "columns=X.shape[-1]")
         found = (*range(self.degrees + 1),) if isinstance(self.degrees, int) else self.degrees
         known = isinstance(found, tuple) and all(isinstance(n, int | np.integer) and n >= 0 for n in found)
         if not known or not found or len(set(found)) < len(found):  # type: ignore[arg-type]
-            raise ValueError(
-                f"Harmonics: expected degrees to be different integers from 0 on, or the highest of all, got "
-                f"{self.degrees!r}: degrees=6, or degrees=(0, 1, 2, 4, 6)"
+            raise expected(
+                "degrees to be different integers from 0 on, or the highest of all",
+                repr(self.degrees),
+                "degrees=6, or degrees=(0, 1, 2, 4, 6)",
             )
         object.__setattr__(self, "degrees", tuple(sorted(map(int, found))))  # type: ignore[arg-type]
 
@@ -110,14 +111,15 @@ class Harmonics:
             >>> dgp.Harmonics.around(dgp.kernels.ArcCosine(), columns=2, size=40).degrees
             (0, 1, 2, 4, 6)
         """
-        require_count("Harmonics.around", "columns", columns, "X.shape[1]")
-        require_count("Harmonics.around", "size", size, "100")
-        dims = _dims("Harmonics.around", kernel, columns)
-        if not is_concrete(kernel):
-            raise ValueError(
-                "Harmonics.around: expected a kernel with known hyperparameters, got traced ones: call it before the "
-                "program is compiled, with the shortest lengthscale"
-            )
+        require_count("columns", columns, "X.shape[1]")
+        require_count("size", size, "100")
+        dims = _dims(kernel, columns)
+        expect(
+            is_concrete(kernel),
+            "a kernel with known hyperparameters",
+            "traced ones",
+            "call it before the program is compiled, with the shortest lengthscale",
+        )
         last, total = 0, count(dims, 0)
         # Degrees 0 to L, at most four times as many harmonics as may be kept.
         while total + count(dims, last + 1) <= 4 * size:
@@ -134,41 +136,44 @@ class Harmonics:
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> HarmonicFunction:
         """Open the site of layer ``name`` and return its random function."""
-        owner, degrees = f"gp {name!r}", self.degrees
+        degrees = self.degrees
         every = (kernels,) if isinstance(kernels, Kernel) else kernels
-        found = {_dims(owner, kernel, self.columns) for kernel in every}
+        found = {_dims(kernel, self.columns) for kernel in every}
         if len(found) > 1:
-            raise ValueError(
-                f"{owner}: expected kernels of all outputs on the same sphere, got directions in {sorted(found)} "
-                "dimensions: open one layer per kind of kernel"
+            raise expected(
+                "kernels of all outputs on the same sphere",
+                f"directions in {sorted(found)} dimensions",
+                "open one layer per kind of kernel",
             )
         (dims,) = found
         sizes = [count(dims, degree) for degree in degrees]  # type: ignore[union-attr]
         if max(sizes) > _MOST:
-            raise ValueError(
-                f"{owner}: expected at most {_MOST} harmonics of one degree, got {max(sizes)} of degree "
-                f"{degrees[sizes.index(max(sizes))]} with {self.columns} columns: "  # type: ignore[index]
-                "dgp.Harmonics.around(kernel, columns, size) chooses, dgp.Points has fewer inducing values"
+            degree = degrees[sizes.index(max(sizes))]  # type: ignore[index]
+            raise expected(
+                f"at most {_MOST} harmonics of one degree",
+                f"{max(sizes)} of degree {degree} with {self.columns} columns",
+                "dgp.Harmonics.around(kernel, columns, size) chooses, dgp.Points has fewer inducing values",
             )
         dtype = jnp.result_type(*jax.tree.leaves(kernels), float)
         shape = (sum(sizes),) if outputs is None else (outputs, sum(sizes))
-        v, site = whitened_values(owner, name, InducingPrior(shape, dtype))
+        v, site = whitened_values(name, InducingPrior(shape, dtype))
         function = HarmonicFunction(kernels, self.columns, dims, degrees, v, outputs, mean, site)  # type: ignore
-        _warn_of_nothing(owner, function)
+        _warn_of_nothing(function)
         return function
 
 
-def _dims(owner: str, kernel: Any, columns: int) -> int:
+def _dims(kernel: Any, columns: int) -> int:
     """E, the dimension in which a kernel has its directions."""
-    if not isinstance(kernel, ZonalKernel):
-        raise ValueError(
-            f"{owner}: expected a kernel of directions for dgp.Harmonics (Zonal, ArcCosine, Chordal, GreatCircle), got "
-            f"{type(kernel).__name__}: dgp.kernels.Zonal(dgp.kernels.Matern52(1.0, 0.5)) for inputs of any kind"
-        )
+    expect(
+        isinstance(kernel, ZonalKernel),
+        "a kernel of directions for dgp.Harmonics (Zonal, ArcCosine, Chordal, GreatCircle)",
+        type(kernel).__name__,
+        "dgp.kernels.Zonal(dgp.kernels.Matern52(1.0, 0.5)) for inputs of any kind",
+    )
     return int(jax.eval_shape(lambda: kernel.directions(jnp.zeros((1, columns)))).shape[-1])
 
 
-def _warn_of_nothing(owner: str, function: HarmonicFunction) -> None:
+def _warn_of_nothing(function: HarmonicFunction) -> None:
     """Warn of degrees in which a known kernel has next to none of its variance, in all outputs."""
     shares, total = function.shares(), function.total()
     if is_concrete(shares, total):
@@ -176,7 +181,7 @@ def _warn_of_nothing(owner: str, function: HarmonicFunction) -> None:
         empty = (known < _NO_SHARE * np.asarray(total, float).reshape(-1, 1)).all(0)
         if empty.any():
             warnings.warn(
-                f"{owner}: its kernel has next to no variance in degrees "
+                f"{caller()}: its kernel has next to no variance in degrees "
                 f"{np.asarray(function.degrees)[empty].tolist()} of its Harmonics, whose weights do nothing: leave "
                 "them out, or dgp.Harmonics.around(kernel, columns, size)",
                 stacklevel=4,

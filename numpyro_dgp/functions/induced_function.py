@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_finite
+from numpyro_dgp._checks import expect, expected, require_finite
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
@@ -86,9 +86,11 @@ class InducedFunction(FeatureFunction):
         Raises:
             ValueError: a representation without them.
         """
-        raise ValueError(
-            f"f.summands: expected a layer on dgp.Points, got {type(self).__name__} at site {self.site!r}: open it on "
-            "dgp.Points(Z), or make each part a layer of its own"
+        raise expected(
+            "a layer on dgp.Points",
+            f"{type(self).__name__} at site {self.site!r}",
+            "open it on dgp.Points(Z), or make each part a layer of its own",
+            at="f.summands",
         )
 
     def grad(
@@ -143,10 +145,12 @@ class InducedFunction(FeatureFunction):
             return self._directional(x, column, direction, noise, joint)
         if column is None and self.dims == 1:
             column = 0
-        if isinstance(column, bool) or not isinstance(column, int | np.integer) or not 0 <= column < self.dims:
-            raise ValueError(
-                f"f.grad: expected the column of the inputs that the slopes are along, from 0 to {self.dims - 1}, got "
-                f"{column!r}: f.grad(x, 0) is the derivative by the first column, f.grad(x, direction=e) that along e"
+        if isinstance(column, bool) or not isinstance(column, int | np.integer) or not (0 <= column < self.dims):
+            raise expected(
+                f"the column of the inputs that the slopes are along, from 0 to {self.dims - 1}",
+                repr(column),
+                "f.grad(x, 0) is the derivative by the first column, f.grad(x, direction=e) that along e",
+                at="f.grad",
             )
         self._require_slopes(int(column))
         return self._functional(Slope(int(column)), self.checked(x), noise, joint)
@@ -154,15 +158,20 @@ class InducedFunction(FeatureFunction):
     def _directional(
         self, x: ArrayLike, column: int | None, direction: ArrayLike, noise: ArrayLike | None, joint: bool
     ) -> Any:
-        if column is not None:
-            raise ValueError(
-                f"f.grad: expected a column or a direction, got column {column!r} and a direction: leave one out"
-            )
+        expect(
+            column is None,
+            "a column or a direction",
+            f"column {column!r} and a direction",
+            "leave one out",
+            at="f.grad",
+        )
         x, e = self.checked(x), as_numbers("direction of f.grad", direction)
         if np.shape(e) not in (x.shape[-1:], x.shape):
-            raise ValueError(
-                f"f.grad: expected a direction of shape {x.shape[-1:]}, or {x.shape} with one for each input, got "
-                f"{np.shape(e)}: the gradient has one call for each column, f.grad(x, 0), f.grad(x, 1), ..."
+            raise expected(
+                f"a direction of shape {x.shape[-1:]}, or {x.shape} with one for each input",
+                np.shape(e),
+                "the gradient has one call for each column, f.grad(x, 0), f.grad(x, 1), ...",
+                at="f.grad",
             )
         require_finite("direction of f.grad", e, "check how it was computed")
         self._require_slopes(None)
@@ -198,16 +207,20 @@ class InducedFunction(FeatureFunction):
             [1. 2.]
         """
         x = self.checked(x)
-        if x.ndim != 2:
-            raise ValueError(
-                f"f.linear: expected the points of all sums as x of shape (Q, D), got {x.shape}: write them one below "
-                "the other, and let each row of A weight its own"
-            )
-        if np.ndim(A) < 2 or np.shape(A)[-1] != len(x):
-            raise ValueError(
-                f"f.linear: expected weights A of shape (K, {len(x)}), a row per sum and a column per point of x, got "
-                f"{np.shape(A)}: a single sum is A[None]"
-            )
+        expect(
+            x.ndim == 2,
+            "the points of all sums as x of shape (Q, D)",
+            x.shape,
+            "write them one below the other, and let each row of A weight its own",
+            at="f.linear",
+        )
+        expect(
+            np.ndim(A) >= 2 and np.shape(A)[-1] == len(x),
+            f"weights A of shape (K, {len(x)}), a row per sum and a column per point of x",
+            np.shape(A),
+            "a single sum is A[None]",
+            at="f.linear",
+        )
         A = as_numbers("weights of f.linear", A)
         require_finite("weights of f.linear", A, "check how they were computed")
         return self._functional(WeightedSum(x), A, noise, joint)
@@ -224,9 +237,11 @@ class InducedFunction(FeatureFunction):
         for kernel in (self.kernels,) if isinstance(self.kernels, Kernel) else self.kernels:
             least = min((smoothness(kernel, d) for d in columns), key=lambda found: found.derivatives)
             if least.derivatives < len(columns):
-                raise ValueError(
-                    f"f.grad: expected a kernel whose functions have {len(columns)} derivative(s), got {least.part}, "
-                    f"whose functions have {least.derivatives}: Matern32 has one, Matern52 two, RBF any number"
+                raise expected(
+                    f"a kernel whose functions have {len(columns)} derivative(s)",
+                    f"{least.part}, whose functions have {least.derivatives}",
+                    "Matern32 has one, Matern52 two, RBF any number",
+                    at="f.grad",
                 )
 
 

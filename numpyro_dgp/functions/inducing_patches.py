@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from numpyro_dgp._checks import expected
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.points import Points, SparseFunction
@@ -66,21 +67,28 @@ class InducingPatches(Points):
         found = tuple(convolved for kernel in given if (convolved := as_convolutional(kernel)) is not None)
         if len(found) < len(given):
             other = next(kernel for kernel in given if as_convolutional(kernel) is None)
-            raise ValueError(
-                f"gp {name!r}: expected a kernel dgp.kernels.Convolutional(kernel, patches), or a multiple of one, for "
-                f"dgp.functions.InducingPatches, got {type(other).__name__}: a sum of functions of images is a "
-                "layer for each, and a layer on single patches has dgp.Points(Z)"
+            raise expected(
+                (
+                    "a kernel dgp.kernels.Convolutional(kernel, patches), or a multiple of one, for "
+                    "dgp.functions.InducingPatches"
+                ),
+                type(other).__name__,
+                "a sum of functions of images is a layer for each, and a layer on single patches has dgp.Points(Z)",
+                at=f"gp {name!r}",
             )
         patches = found[0].patches
         if any(kernel.patches != patches for kernel in found):
-            raise ValueError(
-                f"gp {name!r}: expected kernels with the same patches for all outputs, got {found[0].patches} and "
-                f"{next(k.patches for k in found if k.patches != patches)}: give outputs with others another layer"
+            raise expected(
+                "kernels with the same patches for all outputs",
+                f"{found[0].patches} and {next(k.patches for k in found if k.patches != patches)}",
+                "give outputs with others another layer",
+                at=f"gp {name!r}",
             )
         if self.Z.shape[-1] != patches.size:  # type: ignore[union-attr]
-            raise ValueError(
-                f"gp {name!r}: expected inducing patches Z of {patches.size} columns, the numbers of one of {patches}, "
-                f"got {self.Z.shape}: dgp.initial.inducing_patches(images, patches, M)"  # type: ignore[union-attr]
+            raise expected(
+                f"inducing patches Z of {patches.size} columns, the numbers of one of {patches}",
+                self.Z.shape,  # type: ignore[union-attr]
+                "dgp.initial.inducing_patches(images, patches, M)",
             )
         shared, responses = isinstance(kernels, Kernel), tuple(kernel.kernel for kernel in found)
         g = super().open(name, responses[0] if shared else responses, outputs, ZeroMean())

@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 from numpyro.distributions import kl_divergence
 
-from numpyro_dgp._checks import violated
+from numpyro_dgp._checks import expect, expected, violated
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.functions.function_values import FunctionValues, MixedValues, Origin, ProcessValues, Values, follows
 from numpyro_dgp.math.gaussians import given_covariance, kl_full, log_density, log_determinant
@@ -190,12 +190,16 @@ class _AtLoc(Values):
         return jnp.where(near, 0.0, -jnp.inf).astype(self.loc.dtype)
 
     def _validate_sample(self, value: Array) -> None:
-        if violated(_is_near, value, self.loc):
-            raise ValueError(
-                f"expected values that a {type(self.function).__name__} determines, got others: they have no density, "
-                "so that NUTS and the autoguides of NumPyro cannot move them; pass dgp.for_mcmc(model) in place of the "
-                "model, which makes them deterministic, or give the layer process noise, f(x, noise=s)"
-            )
+        expect(
+            not violated(_is_near, value, self.loc),
+            f"values that a {type(self.function).__name__} determines",
+            "others",
+            (
+                "they have no density, so that NUTS and the autoguides of NumPyro cannot move them; pass "
+                "dgp.for_mcmc(model) in place of the model, which makes them deterministic, or give the "
+                "layer process noise, f(x, noise=s)"
+            ),
+        )
 
 
 def _is_near(value: Any, loc: Any) -> Any:
@@ -214,11 +218,10 @@ class DeterminedJoint(_AtLoc, JointValues):
         return jnp.broadcast_to(self.loc, white.shape) if self.spread is None else super().from_white(white)
 
 
-def require_following(owner: str, name: str, values: Any, q: Any) -> None:
+def require_following(name: str, values: Any, q: Any) -> None:
     """Raise if a guide gives a distribution of their own to values that v determines: they have no density.
 
     Args:
-        owner: of messages.
         name: of the site.
         values: the model's distribution there.
         q: the guide's.
@@ -229,12 +232,11 @@ def require_following(owner: str, name: str, values: Any, q: Any) -> None:
     if isinstance(values, Determined | DeterminedJoint) and not (follows(q) or isinstance(q, DeterminedJoint)):
         has_noise = "noise" in inspect.signature(type(values.function).__call__).parameters
         advice = (
-            "take dgp.guides.InducingPoint(model), under which hidden layers follow the model"
-            if owner == "Collapsed"
-            else f"give the site the rule Propagate, sites={{{name!r}: dgp.guides.Propagate()}}"
-            f"{', or the layer process noise, f(x, noise=s)' if has_noise else ''}"
+            f"give the site the rule Propagate, sites={{{name!r}: dgp.guides.Propagate()}}"
+            f"{', or the layer process noise, f(x, noise=s)' if has_noise else ''}; for Collapsed take InducingPoint"
         )
-        raise ValueError(
-            f"{owner}: expected a guide under which values that v determines follow the model, got a distribution of "
-            f"its own for {name!r}, which a {type(values.function).__name__} gives no variance: {advice}"
+        raise expected(
+            "a guide under which values that v determines follow the model",
+            f"a distribution of its own for {name!r}, which a {type(values.function).__name__} gives no variance",
+            advice,
         )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive
+from numpyro_dgp._checks import expect, expected, is_concrete, require_finite, require_inputs, require_positive
 from numpyro_dgp._data import as_array, as_numbers, known_numbers, require_apart, warn_of_units
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike, pytree
@@ -58,7 +58,7 @@ class Standardizer:
             value = as_numbers(f"{name} of Standardizer", getattr(self, name))
             require_finite(f"{name} of Standardizer", value, "Standardizer.fit(values) finds both")
             object.__setattr__(self, name, value)
-        require_positive("Standardizer", "scale", self.scale, "Standardizer.fit(values) finds one")
+        require_positive("scale", self.scale, "Standardizer.fit(values) finds one")
 
     @classmethod
     def fit(cls, values: ArrayLike, *, keep: Sequence[int] = (), weights: ArrayLike | None = None) -> Standardizer:
@@ -78,19 +78,17 @@ class Standardizer:
         """
         rows = known_numbers("data to standardise", values)
         require_finite("data to standardise", rows, "drop or impute the rows with missing values")
-        if not rows.ndim or not len(rows):
-            raise ValueError(
-                f"Standardizer.fit: expected values of shape (N, ...), got {rows.shape}: it needs the rows of all data"
-            )
+        expect(rows.ndim and len(rows), "values of shape (N, ...)", rows.shape, "it needs the rows of all data")
         rows = rows.astype(float)
         if weights is None:
             loc, scale = rows.mean(0), rows.std(0)
         else:
             counts = known_numbers("weights of Standardizer.fit", weights)
             if counts.shape != rows.shape[:1] or not ((counts >= 0) & np.isfinite(counts)).all() or not counts.any():
-                raise ValueError(
-                    f"Standardizer.fit: expected weights of shape {rows.shape[:1]}, none of them negative and one "
-                    f"positive, got shape {counts.shape}: how many times each row counts"
+                raise expected(
+                    f"weights of shape {rows.shape[:1]}, none of them negative and one positive",
+                    f"shape {counts.shape}",
+                    "how many times each row counts",
                 )
             rows, counts = rows[counts > 0], counts[counts > 0]
             loc = np.average(rows, 0, counts)
@@ -98,7 +96,7 @@ class Standardizer:
         varies = scale > np.maximum(1e-12 * np.abs(rows).max(0), np.finfo(np.float32).tiny)
         # Of a constant column the first value is taken: the mean may differ from it by rounding.
         loc, scale = np.where(varies, loc, rows[0]), np.where(varies, scale, 1.0)
-        if kept := _columns("Standardizer.fit", "keep", keep, rows):
+        if kept := _columns("keep", keep, rows):
             loc[..., kept], scale[..., kept] = 0.0, 1.0
         return cls(loc, scale)
 
@@ -131,22 +129,24 @@ class Standardizer:
         shape, columns = np.shape(given), np.shape(self.loc)
         fits = len(shape) < len(columns) or all(b in (1, a) for a, b in zip(shape[::-1], columns[::-1], strict=False))
         if not fits:
-            raise ValueError(
-                f"Standardizer: expected values of shape (N, {', '.join(map(str, columns))}), as those it was fitted "
-                f"to, got {shape}: fit one Standardizer for inputs and one for targets"
+            raise expected(
+                f"values of shape (N, {', '.join(map(str, columns))}), as those it was fitted to",
+                shape,
+                "fit one Standardizer for inputs and one for targets",
             )
         return given
 
 
-def _columns(owner: str, name: str, columns: Sequence[int], rows: np.ndarray) -> list[int]:
+def _columns(name: str, columns: Sequence[int], rows: np.ndarray) -> list[int]:
     """Numbers of columns of ``rows``, counted from 0, checked."""
     width = rows.shape[-1] if rows.ndim > 1 else 0
     given = list(columns) if np.iterable(columns) else [columns]
-    if not all(isinstance(d, int | np.integer) and not isinstance(d, bool) and 0 <= d < width for d in given):
-        raise ValueError(
-            f"{owner}: expected {name} to be numbers of columns, counted from 0, of values of shape {rows.shape}, got "
-            f"{columns!r}: {name}=[0] is the first"
-        )
+    expect(
+        all(isinstance(d, int | np.integer) and not isinstance(d, bool) and 0 <= d < width for d in given),
+        f"{name} to be numbers of columns, counted from 0, of values of shape {rows.shape}",
+        repr(columns),
+        f"{name}=[0] is the first",
+    )
     return sorted({int(d) for d in given})
 
 
@@ -194,18 +194,20 @@ def kmeans(X: ArrayLike, num_inducing: int, *, seed: int = 0, labels: Sequence[i
     Source: Salimbeni (2020), section 2.4.
     """
     X = known_numbers("inputs of kmeans", X)
-    require_inputs("kmeans", X)
+    require_inputs(X)
     require_finite("inputs of kmeans", X, "drop or impute the rows with missing values")
     X = X if X.dtype.kind == "f" else X.astype(float)
-    if not isinstance(seed, int | np.integer) or seed < 0:
-        raise ValueError(f"kmeans: expected seed to be an integer, zero or more, got {seed!r}: seed=0")
+    expect(
+        isinstance(seed, int | np.integer) and seed >= 0, "seed to be an integer, zero or more", repr(seed), "seed=0"
+    )
     rng = np.random.default_rng(seed)
-    distinct, named = np.unique(X, axis=0), _columns("kmeans", "labels", labels, X)
-    if not isinstance(num_inducing, int) or not 1 <= num_inducing <= len(distinct):
-        raise ValueError(
-            f"kmeans: expected between 1 and {len(distinct)} inducing points, the number of distinct rows of X, got "
-            f"{num_inducing}: more cannot add anything; for an exact process use inducing=None"
-        )
+    distinct, named = np.unique(X, axis=0), _columns("labels", labels, X)
+    expect(
+        isinstance(num_inducing, int) and 1 <= num_inducing <= len(distinct),
+        f"between 1 and {len(distinct)} inducing points, the number of distinct rows of X",
+        num_inducing,
+        "more cannot add anything; for an exact process use inducing=None",
+    )
     if len(distinct) == num_inducing:
         return distinct
     rows = X if len(X) <= _KMEANS_ROWS else X[rng.choice(len(X), _KMEANS_ROWS, replace=False)]
@@ -265,8 +267,8 @@ def inducing_patches(images: ArrayLike, patches: Patches, num_inducing: int, *, 
         (20, 9)
     """
     images = known_numbers("images of initial.inducing_patches", images)
-    require_inputs("initial.inducing_patches", images)
-    patches.require_images("initial.inducing_patches", images)
+    require_inputs(images)
+    patches.require_images(images)
     rng = np.random.default_rng(seed)
     few = min(len(images), max(1, 10 * _KMEANS_ROWS // patches.count))
     rows = np.asarray(patches(rng.permutation(images)[:few])).reshape(-1, patches.size)
@@ -331,10 +333,10 @@ def layers(
     Source: Salimbeni (2020), sections 2.4 and 5.2.5.
     """
     inputs = known_numbers("inputs of initial.layers", X)
-    require_inputs("initial.layers", inputs)
+    require_inputs(inputs)
     as_array("inputs of initial.layers", inputs)  # the layers are computed in the precision of JAX
-    warn_of_units("initial.layers", "inputs", inputs)
-    starts, named = [], _columns("initial.layers", "labels", labels, inputs)
+    warn_of_units("inputs", inputs)
+    starts, named = [], _columns("labels", labels, inputs)
     for width in [*widths, None]:
         mean = ZeroMean() if width is None else _mean(inputs, width, named)
         Z = kmeans(inputs, num_inducing, seed=seed, labels=named)
@@ -348,11 +350,12 @@ def _mean(inputs: np.ndarray, width: int, labels: list[int]) -> Mean:
     if not labels:
         return pca(inputs, width)
     numbers = np.delete(np.arange(inputs.shape[1]), labels)
-    if not len(numbers):
-        raise ValueError(
-            "initial.layers: expected a column beside those of labels below a hidden layer, got none: embed the labels "
-            "in the first layer, widths=[]"
-        )
+    expect(
+        len(numbers),
+        "a column beside those of labels below a hidden layer",
+        "none",
+        "embed the labels in the first layer, widths=[]",
+    )
     W = np.zeros((inputs.shape[1], width), inputs.dtype if inputs.dtype.kind == "f" else float)
     W[numbers] = np.asarray(pca(inputs[:, numbers], width)(jnp.eye(len(numbers))))
     return LinearMean(W)
@@ -387,14 +390,15 @@ def mixing(coordinates: ArrayLike, kernel: Kernel | Callable[[Array, Array], Arr
     Source: Salimbeni (2020), section 4.4.
     """
     coordinates = known_numbers("coordinates of the outputs", coordinates)
-    require_inputs("initial.mixing", coordinates)
+    require_inputs(coordinates)
     require_finite("coordinates of the outputs", coordinates, "give every output a place")
     rows = jnp.asarray(coordinates, jnp.result_type(coordinates, float))
-    if not isinstance(functions, int) or not 1 <= functions <= len(rows):
-        raise ValueError(
-            f"initial.mixing: expected between 1 and {len(rows)} functions, the number of outputs, got {functions!r}: "
-            "fewer functions than outputs is the point of mixing them"
-        )
+    expect(
+        isinstance(functions, int) and 1 <= functions <= len(rows),
+        f"between 1 and {len(rows)} functions, the number of outputs",
+        repr(functions),
+        "fewer functions than outputs is the point of mixing them",
+    )
     values, vectors = np.linalg.eigh(np.asarray(as_kernel(kernel)(rows, rows), float))
     weights = vectors * np.sqrt(np.maximum(values, 0.0))  # K = U diag(s) U', W = U diag(s)^1/2
     return weights[:, ::-1][:, :functions].astype(rows.dtype)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import kl_divergence
 
-from numpyro_dgp._checks import is_concrete, require_count, require_finite, require_squares
+from numpyro_dgp._checks import expect, expected, is_concrete, require_count, require_finite, require_squares
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.function_inputs import checked_inputs, mean_values, noise_variance, require_noise
@@ -309,20 +309,22 @@ class Neighbours:
     sets: ConditioningSets = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        if not is_concrete(self.X):
-            raise ValueError(
-                "Neighbours: expected inputs that are known when the program is compiled, got a traced array: make it "
-                "outside of the program, near = dgp.Neighbours(X), and do not pass X as an argument of the model"
-            )
+        expect(
+            is_concrete(self.X),
+            "inputs that are known when the program is compiled",
+            "a traced array",
+            ("make it outside of the program, near = dgp.Neighbours(X), and do not pass X as an argument of the model"),
+        )
         X = np.asarray(as_numbers("inputs of Neighbours", self.X))
-        if X.ndim != 2 or len(X) < 2 or not X.shape[1]:
-            raise ValueError(
-                f"Neighbours: expected inputs of shape (N, D), two rows or more, got shape {X.shape}: a single input "
-                "column is X[:, None]"
-            )
+        expect(
+            X.ndim == 2 and len(X) >= 2 and X.shape[1],
+            "inputs of shape (N, D), two rows or more",
+            f"shape {X.shape}",
+            "a single input column is X[:, None]",
+        )
         require_finite("inputs X of Neighbours", X, "drop, impute or mask the rows with missing values")
         require_squares("inputs X of Neighbours", X)
-        require_count("Neighbours", "num", self.num, "25")
+        require_count("num", self.num, "25")
         order = _order(self.order, X)
         object.__setattr__(self, "X", X)
         object.__setattr__(self, "order", self.order if isinstance(self.order, str) else tuple(order.tolist()))
@@ -348,11 +350,12 @@ class Neighbours:
             >>> print(near.sets.neighbours.T, near.refreshed(jnp.square(X - 0.75)).sets.neighbours.T)
             [[0 0 1 2 3 4]] [[1 2 5 4 4 3]]
         """
-        if is_concrete(h) and np.shape(h)[:1] != (len(self.X),):
-            raise ValueError(
-                f"Neighbours.refreshed: expected values of shape (N, D) at the N = {len(self.X)} rows of X, got "
-                f"{np.shape(h)}: of draws take one, mcmc.get_samples()['h'][-1]"
-            )
+        expect(
+            not is_concrete(h) or np.shape(h)[:1] == (len(self.X),),
+            f"values of shape (N, D) at the N = {len(self.X)} rows of X",
+            np.shape(h),
+            "of draws take one, mcmc.get_samples()['h'][-1]",
+        )
         return Neighbours(h, self.num, self.order)
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> NeighbourFunction:
@@ -401,11 +404,13 @@ class NeighbourFunction:
         x = checked_inputs(x, None, noise)
         require_noise(noise, self.outputs)
         N = len(self.sets.neighbours)
-        if x.shape[-2] != N:
-            raise ValueError(
-                f"f(x): expected inputs of shape (..., {N}, D), row n of them that of row n of the X of Neighbours(X), "
-                f"got {x.shape}: at other rows condition on values at these, f.condition(X, v)(x_new)"
-            )
+        expect(
+            x.shape[-2] == N,
+            f"inputs of shape (..., {N}, D), row n of them that of row n of the X of Neighbours(X)",
+            x.shape,
+            "at other rows condition on values at these, f.condition(X, v)(x_new)",
+            at="f(x)",
+        )
         loc = mean_values(self.mean, x, self.outputs)
         loc = jnp.broadcast_to(loc, x.shape[:-1] + (() if self.outputs is None else (self.outputs,)))
         rows = jnp.moveaxis(x, -2, 0)
@@ -467,11 +472,12 @@ class NeighbourFunction:
         x = checked_inputs(x, None, noise)
         require_noise(noise, self.outputs)
         expected = x.shape[:-1] + (() if self.outputs is None else (self.outputs,))
-        if x.ndim != 2 or np.shape(values) != expected:
-            raise ValueError(
-                f"condition: expected inputs (N, D) and values of shape {expected}, got inputs {x.shape} and values "
-                f"{np.shape(values)}: a scalar function has values (N,), one with outputs=P values (N, P)"
-            )
+        expect(
+            x.ndim == 2 and np.shape(values) == expected,
+            f"inputs (N, D) and values of shape {expected}",
+            f"inputs {x.shape} and values {np.shape(values)}",
+            "a scalar function has values (N,), one with outputs=P values (N, P)",
+        )
         require_finite("values given to condition", values, "leave out the rows where they are not known")
         residual = jnp.asarray(values, x.dtype) - mean_values(self.mean, x, self.outputs)
         residual = residual[:, None] if self.outputs is None else residual
@@ -483,26 +489,26 @@ def _order(order: Any, X: np.ndarray) -> np.ndarray:
     N = len(X)
     if isinstance(order, str):
         if order not in _ORDERS:
-            raise ValueError(
-                f"Neighbours: expected order to be one of {', '.join(map(repr, _ORDERS))} or the row numbers 0 to "
-                f"N - 1 in some order, got {order!r}: 'maxmin' is the default"
+            raise expected(
+                f"order to be one of {', '.join(map(repr, _ORDERS))} or the row numbers 0 to N - 1 in some order",
+                repr(order),
+                "'maxmin' is the default",
             )
         if order == "random":
             return np.random.default_rng(0).permutation(N)
         return maxmin_order(X) if order == "maxmin" else coordinate_order(X)
     found = np.asarray(order)
     if found.dtype.kind not in "iu" or not np.array_equal(np.sort(found.ravel()), np.arange(N)) or found.ndim != 1:
-        raise ValueError(
-            f"Neighbours: expected order to be one of {', '.join(map(repr, _ORDERS))} or the row numbers 0 to N - 1 = "
-            f"{N - 1}, each once, got {found.dtype} of shape {found.shape}: np.argsort(X[:, 0]) is such an order"
+        raise expected(
+            (f"order to be one of {', '.join(map(repr, _ORDERS))} or the row numbers 0 to N - 1 = {N - 1}, each once"),
+            f"{found.dtype} of shape {found.shape}",
+            "np.argsort(X[:, 0]) is such an order",
         )
     return found
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(
-        f"f.{name}: expected a layer with inducing values, got one of dgp.Neighbours: open it on dgp.Points(Z)"
-    )
+    raise expected("a layer with inducing values", "one of dgp.Neighbours", "open it on dgp.Points(Z)", at=f"f.{name}")
 
 
 class WhitenedNeighbours(ProcessValues):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._numpyro import plates_around
 
 __all__ = ["require_outside", "require_rows_of_plates"]
@@ -22,12 +23,14 @@ def require_rows_of_plates(batch_shape: tuple[int, ...]) -> None:
         dim, size = around.dim, around.subsample_size
         if dim is None or len(batch_shape) < -dim or batch_shape[dim] in (1, size):
             continue
-        raise ValueError(
-            f"Likelihood: expected {size} row{'s' if size != 1 else ''}, as many as plate {around.name!r} has, got "
-            f"f(x) at {batch_shape[dim]}: hidden values of the rows of a fit, as in mcmc.get_samples(), are not for "
-            "other data; predict by dgp.Posterior(model, samples=mcmc.get_samples()) or "
-            "dgp.Posterior(model, guide, params), which draw them anew; in a plate that takes some rows use X[i] "
-            "and y[i]"
+        raise expected(
+            f"{size} row{('s' if size != 1 else '')}, as many as plate {around.name!r} has",
+            f"f(x) at {batch_shape[dim]}",
+            (
+                "hidden values of the rows of a fit, as in mcmc.get_samples(), are not for other data; "
+                "predict by dgp.Posterior(model, samples=mcmc.get_samples()) or dgp.Posterior(model, guide, "
+                "params), which draw them anew; in a plate that takes some rows use X[i] and y[i]"
+            ),
         )
 
 
@@ -47,10 +50,14 @@ def require_outside(what: str, rows: int, before: tuple[int, ...], batch_shape: 
         dim = around.dim
         if dim is None or len(batch_shape) < -dim or not batch_shape[dim] == around.subsample_size == rows:
             continue
-        if len(before) < -dim or before[dim] == 1:
-            raise ValueError(
-                f"{what}: expected values that are drawn together for all rows outside the plate of these rows, got "
-                f"{rows} of them in plate {around.name!r}, which would count all {rows} times: write the site in front "
-                'of the plate, numpyro.sample("y", f(X, noise=0.1), obs=y); for independent groups, which happen to be '
-                f"as many, expand the distribution in front of the plate, .expand([{rows}])"
-            )
+        expect(
+            len(before) >= -dim and before[dim] != 1,
+            "values that are drawn together for all rows outside the plate of these rows",
+            f"{rows} of them in plate {around.name!r}, which would count all {rows} times",
+            (
+                'write the site in front of the plate, numpyro.sample("y", f(X, noise=0.1), obs=y); for '
+                "independent groups, which happen to be as many, expand the distribution in front of the "
+                f"plate, .expand([{rows}])"
+            ),
+            at=what,
+        )

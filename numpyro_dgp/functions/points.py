@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 
-from numpyro_dgp._checks import require_finite, require_squares
+from numpyro_dgp._checks import expect, expected, require_finite, require_squares
 from numpyro_dgp._data import as_floats, own_numbers
 from numpyro_dgp._numpyro import plates_around
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
@@ -67,15 +67,17 @@ class Points:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "Z", own_numbers(f"inducing inputs of {type(self).__name__}", self.Z))
-        if np.ndim(self.Z) not in (2, 3) or 0 in np.shape(self.Z):
-            raise ValueError(
-                f"expected {type(self).__name__}(Z) of shape (M, D), or (P, M, D) for separate inputs per output, got "
-                f"{np.shape(self.Z)}: for one input column write Z[:, None]"
-            )
-        if not isinstance(self.learn, bool):
-            raise ValueError(
-                f"expected {type(self).__name__}(Z, learn=...) to be True or False, got {type(self.learn).__name__}"
-            )
+        expect(
+            np.ndim(self.Z) in (2, 3) and 0 not in np.shape(self.Z),
+            f"{type(self).__name__}(Z) of shape (M, D), or (P, M, D) for separate inputs per output",
+            np.shape(self.Z),
+            "for one input column write Z[:, None]",
+        )
+        expect(
+            isinstance(self.learn, bool),
+            f"{type(self).__name__}(Z, learn=...) to be True or False",
+            type(self.learn).__name__,
+        )
         require_finite("inducing inputs Z", self.Z, "build them from clean data, e.g. dgp.initial.kmeans(X, M)")
         require_squares("inducing inputs Z", self.Z)
 
@@ -84,18 +86,20 @@ class Points:
         Z = as_floats(f"inducing inputs of gp {name!r}", self.Z)
         plates = plates_around()
         in_groups = len(plates) == 1
-        if not in_groups and Z.ndim == 3 and Z.shape[0] != (outputs or 1):
-            raise ValueError(
-                f"gp {name!r}: expected separate inducing inputs Z of shape (P, M, D) with P = outputs = "
-                f"{outputs}, got {Z.shape}: give one (M, D) block per output, or share one Z of shape (M, D)"
-            )
+        expect(
+            in_groups or Z.ndim != 3 or Z.shape[0] == (outputs or 1),
+            f"separate inducing inputs Z of shape (P, M, D) with P = outputs = {outputs}",
+            Z.shape,
+            "give one (M, D) block per output, or share one Z of shape (M, D)",
+            at=f"gp {name!r}",
+        )
         if self.learn:
             Z = learned_inputs(name, Z)
         if in_groups:
             return open_in_plate(name, plates[0], kernels, Z, outputs, mean)
         whiten = inverse_cholesky(gram(kernels, Z), f"k(Z, Z) of gp {name!r}")
         shape = (Z.shape[-2],) if outputs is None else (outputs, Z.shape[-2])
-        v, site = whitened_values(f"gp {name!r}", name, InducingPrior(shape, Z.dtype))
+        v, site = whitened_values(name, InducingPrior(shape, Z.dtype))
         return SparseFunction(kernels, Z, whiten, v, outputs, mean, site)
 
 
@@ -224,17 +228,21 @@ class SparseFunction(InducedFunction):
             >>> bool(jnp.allclose(trend(x).mean + season(x).mean, f(x).mean, atol=1e-3))
             True
         """
-        if self.v.whole is not None:
-            raise ValueError(
-                f"f.summands: expected a function with a posterior, got a draw of layer {self.site!r}: take it from "
-                "posterior.layers(key, X)"
-            )
+        expect(
+            self.v.whole is None,
+            "a function with a posterior",
+            f"a draw of layer {self.site!r}",
+            "take it from posterior.layers(key, X)",
+            at="f.summands",
+        )
         several = self.kernels if isinstance(self.kernels, tuple) else (self.kernels,)
         parts = [summands(kernel) for kernel in several]
         if len({len(each) for each in parts}) > 1:
-            raise ValueError(
-                f"f.summands: expected kernels of all outputs with equally many summands, got "
-                f"{[len(each) for each in parts]} in layer {self.site!r}: add a kernel of a tiny variance"
+            raise expected(
+                "kernels of all outputs with equally many summands",
+                f"{[len(each) for each in parts]} in layer {self.site!r}",
+                "add a kernel of a tiny variance",
+                at="f.summands",
             )
         chosen = zip(*parts, strict=True) if isinstance(self.kernels, tuple) else ((k,) for k in parts[0])
         kernels = [tuple(each) if isinstance(self.kernels, tuple) else each[0] for each in chosen]
@@ -272,9 +280,7 @@ class SummandFunction(SparseFunction):
         return InducedFunction.block_moments(self, rows)  # no derivative of L by this kernel
 
     def prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
-        raise ValueError(
-            "f.summands: expected inputs at which parts are called or joint, got a draw of a whole function"
-        )
+        raise expected("inputs at which parts are called or joint", "a draw of a whole function", at="f.summands")
 
 
 def _whitened_values(ours: PointValues, theirs: PointValues) -> tuple[Array, Array]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 
-from numpyro_dgp._checks import require_finite, violated
+from numpyro_dgp._checks import expect, expected, require_finite, violated
 from numpyro_dgp._data import as_floats, as_numbers, own_numbers
 from numpyro_dgp._numpyro import plates_around
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
@@ -70,31 +70,34 @@ class PointsAndSlopes:
     learn: bool = static(default=False)
 
     def __post_init__(self) -> None:
-        owner = "PointsAndSlopes"
         for name in ("Z", "at", "directions"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, own_numbers(f"{name} of {owner}", getattr(self, name)))
-                require_finite(f"{name} of {owner}", getattr(self, name), "build them from clean data")
+                object.__setattr__(self, name, own_numbers(name, getattr(self, name)))
+                require_finite(name, getattr(self, name), "build them from clean data")
         shapes = {name: np.shape(getattr(self, name)) for name in ("Z", "at") if getattr(self, name) is not None}
-        if any(len(shape) != 2 or 0 in shape for shape in shapes.values()) or len({s[1] for s in shapes.values()}) > 1:
-            raise ValueError(
-                f"{owner}: expected inputs Z (M, D) of values and at (S, D) of slopes with the same columns, got "
-                f"shapes {shapes}: for one column write Z[:, None]; without slopes take dgp.Points(Z), and "
-                "Z=None is without values"
-            )
+        expect(
+            not any(len(shape) != 2 or 0 in shape for shape in shapes.values())
+            and len({s[1] for s in shapes.values()}) <= 1,
+            "inputs Z (M, D) of values and at (S, D) of slopes with the same columns",
+            f"shapes {shapes}",
+            "for one column write Z[:, None]; without slopes take dgp.Points(Z), and Z=None is without values",
+        )
         S, D = shapes["at"]
         e = np.ones((S, 1)) if self.directions is None and D == 1 else self.directions
         if e is None or np.shape(e) not in ((D,), (S, D)):
-            raise ValueError(
-                f"{owner}: expected directions of shape ({S}, {D}), one for each slope, or ({D},) for all, got "
-                f"{None if e is None else np.shape(e)}: all slopes at Z are "
-                "dgp.functions.PointsAndSlopes.with_gradients(Z)"
+            raise expected(
+                f"directions of shape ({S}, {D}), one for each slope, or ({D},) for all",
+                None if e is None else np.shape(e),
+                "all slopes at Z are dgp.functions.PointsAndSlopes.with_gradients(Z)",
             )
         object.__setattr__(self, "directions", e)
-        if violated(lambda e: (e != 0).any(-1), e):
-            raise ValueError(f"{owner}: expected directions that are not zero, got a row of zeros: leave it out")
-        if not isinstance(self.learn, bool):
-            raise ValueError(f"{owner}: expected learn to be True or False, got {type(self.learn).__name__}")
+        expect(
+            not violated(lambda e: (e != 0).any(-1), e),
+            "directions that are not zero",
+            "a row of zeros",
+            "leave it out",
+        )
+        expect(isinstance(self.learn, bool), "learn to be True or False", type(self.learn).__name__)
 
     @classmethod
     def with_gradients(cls, Z: ArrayLike, *, learn: bool = False) -> PointsAndSlopes:
@@ -111,42 +114,38 @@ class PointsAndSlopes:
             (15, 3)
         """
         Z = as_numbers("Z of PointsAndSlopes.with_gradients", Z)
-        if np.ndim(Z) != 2:
-            raise ValueError(
-                f"PointsAndSlopes.with_gradients: expected inputs Z of shape (M, D), got {np.shape(Z)}: for one column "
-                "write Z[:, None]"
-            )
+        expect(np.ndim(Z) == 2, "inputs Z of shape (M, D)", np.shape(Z), "for one column write Z[:, None]")
         M, D = np.shape(Z)
         # Slopes along e_1, ..., e_D at z_1, then at z_2, ...
         return cls(Z, jnp.repeat(jnp.asarray(Z), D, 0), jnp.tile(jnp.eye(D), (M, 1)), learn)
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> SlopedFunction:
         """Open the sites of layer ``name`` and return its random function."""
-        owner = f"gp {name!r}"
         if plates_around():
-            raise ValueError(
-                f"{owner}: expected dgp.functions.PointsAndSlopes outside of plates, got plate "
-                f"{plates_around()[0].name!r}: a function for each of its members has dgp.Points(Z)"
+            raise expected(
+                "dgp.functions.PointsAndSlopes outside of plates",
+                f"plate {plates_around()[0].name!r}",
+                "a function for each of its members has dgp.Points(Z)",
             )
         for kernel in (kernels,) if isinstance(kernels, Kernel) else kernels:
             least = smoothness(kernel, None)
             if least.derivatives < 1:
-                raise ValueError(
-                    f"{owner}: expected a kernel whose functions have slopes for dgp.functions.PointsAndSlopes, got "
-                    f"{least.part}, whose functions have none: Matern32, Matern52 and RBF have some, "
-                    "and dgp.Points(Z) needs none"
+                raise expected(
+                    "a kernel whose functions have slopes for dgp.functions.PointsAndSlopes",
+                    f"{least.part}, whose functions have none",
+                    "Matern32, Matern52 and RBF have some, and dgp.Points(Z) needs none",
                 )
-        at = as_floats(f"inputs of slopes of {owner}", self.at)
-        Z = at[:0] if self.Z is None else as_floats(f"inducing inputs of {owner}", self.Z)
+        at = as_floats("inputs of slopes", self.at)
+        Z = at[:0] if self.Z is None else as_floats("inducing inputs", self.Z)
         e = jnp.broadcast_to(jnp.asarray(self.directions, at.dtype), at.shape)
         if self.learn:
             Z = Z if self.Z is None else numpyro.param(f"{name}_Z", Z)
             at, e = numpyro.param(f"{name}_at", at), numpyro.param(f"{name}_directions", e)
         slopes = jnp.concatenate([at, e], -1)
-        whiten = _whiten(kernels, Z, slopes, owner)
+        whiten = _whiten(kernels, Z, slopes)
         M = whiten.shape[-1]
         prior = InducingPrior((M,) if outputs is None else (outputs, M), whiten.dtype)
-        v, site = whitened_values(owner, name, prior)
+        v, site = whitened_values(name, prior)
         return SlopedFunction(kernels, Z, slopes, whiten, v, outputs, mean, site)
 
 
@@ -220,7 +219,7 @@ def _with_inducing(kernels: Kernels, x: Array, Z: Array, slopes: Array) -> Array
     return jnp.concatenate([cross_covariance(kernels, x, Z), _with_slopes(kernels, x, slopes)], -1)
 
 
-def _whiten(kernels: Kernels, Z: Array, slopes: Array, owner: str) -> Array:
+def _whiten(kernels: Kernels, Z: Array, slopes: Array) -> Array:
     """The inverse Cholesky factor of the covariance of values and slopes, with jitter relative to each of them."""
     # K = [Cov[f, f] Cov[f, s]; Cov[s, f] Cov[s, s]], f the values at Z, s the slopes.
     values = jnp.concatenate([gram(kernels, Z), _with_slopes(kernels, Z, slopes)], -1)
@@ -229,4 +228,4 @@ def _whiten(kernels: Kernels, Z: Array, slopes: Array, owner: str) -> Array:
     variance = jnp.diagonal(K, axis1=-2, axis2=-1)
     scale = jnp.sqrt(jnp.where(variance > 0, variance, 1))  # D, one where nothing varies
     correlation = K / (scale[..., :, None] * scale[..., None, :])
-    return inverse_cholesky(correlation, f"inducing values and slopes of {owner}") / scale[..., None, :]
+    return inverse_cholesky(correlation, "inducing values and slopes") / scale[..., None, :]

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_finite, require_inputs, require_positive, violated
+from numpyro_dgp._checks import expect, expected, require_finite, require_inputs, require_positive, violated
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.function_inputs import mean_values
 from numpyro_dgp.functions.function_values import Origin
@@ -81,14 +81,12 @@ class Projection:
         """
         D = len(self.scale)
         if not jnp.issubdtype(jnp.result_type(labels), jnp.integer):
-            raise ValueError(
-                f"projection: expected integer labels, got {jnp.result_type(labels)}: call the projection itself on "
-                "rows of numbers"
-            )
+            raise expected("integer labels", jnp.result_type(labels), "call the projection itself on rows of numbers")
         if violated(lambda labels: (labels >= 0) & (labels < D), labels):
-            raise ValueError(
-                f"projection: expected labels from 0 to {D - 1}, got {np.min(labels)} to {np.max(labels)}: number "
-                "the classes from 0, and open the projection with inputs= their number"
+            raise expected(
+                f"labels from 0 to {D - 1}",
+                f"{np.min(labels)} to {np.max(labels)}",
+                "number the classes from 0, and open the projection with inputs= their number",
             )
         labels = jnp.asarray(labels)
         spread = self.v.variance
@@ -133,12 +131,13 @@ class Projection:
         return entries.reshape(-1, len(self.scale))
 
     def _inputs(self, x: ArrayLike) -> Array:
-        require_inputs("projection", x)
-        if np.shape(x)[-1] != len(self.scale):
-            raise ValueError(
-                f"projection: expected inputs with D = {len(self.scale)} columns, got shape {np.shape(x)}: open it "
-                "with inputs=X.shape[1]; for integer labels use its method columns"
-            )
+        require_inputs(x)
+        expect(
+            np.shape(x)[-1] == len(self.scale),
+            f"inputs with D = {len(self.scale)} columns",
+            f"shape {np.shape(x)}",
+            "open it with inputs=X.shape[1]; for integer labels use its method columns",
+        )
         require_finite("inputs of a projection", x, "drop, impute or mask the rows with missing values")
         return jnp.asarray(x, jnp.result_type(x, float))
 
@@ -194,18 +193,25 @@ def projection(
     Source: Salimbeni (2020), section 4.2.3.
     """
     for what, count in (("inputs", inputs), ("outputs", 1 if outputs is None else outputs)):
-        if not isinstance(count, int) or count < 1:
-            raise ValueError(
-                f"projection {name!r}: expected {what} to be a positive integer, got {count!r}: inputs is the number "
-                "of columns of X, outputs what a layer above should see, or None for a scalar function"
-            )
-    require_positive(f"projection {name!r}", "scale", scale)
-    scales = jnp.asarray(scale, jnp.result_type(scale, float))
-    if scales.shape not in ((), (inputs,)):
-        raise ValueError(
-            f"projection {name!r}: expected scale to be a number or of shape ({inputs},), got {scales.shape}: one "
-            "standard deviation per input column"
+        expect(
+            isinstance(count, int) and count >= 1,
+            f"{what} to be a positive integer",
+            repr(count),
+            (
+                "inputs is the number of columns of X, outputs what a layer above should see, or None for a "
+                "scalar function"
+            ),
+            at=f"projection {name!r}",
         )
+    require_positive("scale", scale)
+    scales = jnp.asarray(scale, jnp.result_type(scale, float))
+    expect(
+        scales.shape in ((), (inputs,)),
+        f"scale to be a number or of shape ({inputs},)",
+        scales.shape,
+        "one standard deviation per input column",
+        at=f"projection {name!r}",
+    )
     shape = (inputs,) if outputs is None else (outputs, inputs)
-    v, site = whitened_values(f"projection {name!r}", name, InducingPrior(shape, scales.dtype))
+    v, site = whitened_values(name, InducingPrior(shape, scales.dtype))
     return Projection(jnp.broadcast_to(scales, (inputs,)), v, outputs, as_mean(mean), site)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from numpyro_dgp._checks import require_finite, violated
+from numpyro_dgp._checks import expect, expected, require_finite, violated
 from numpyro_dgp._data import own_numbers
 from numpyro_dgp._typing import Array, ArrayLike, Number, pytree, static
 from numpyro_dgp.kernels.base import Kernel, expand
@@ -114,28 +114,30 @@ class SineBox:
     size: int | tuple[int, ...] = static()
 
     def __post_init__(self) -> None:
-        owner = type(self).__name__
         sizes = (self.size,) if isinstance(self.size, int) else tuple(np.atleast_1d(self.size).tolist())
-        if not sizes or not all(isinstance(m, int) and not isinstance(m, bool) and m > 0 for m in sizes):
-            raise ValueError(
-                f"{owner}: expected size to be a positive integer, or one for each column, got {self.size}: "
-                "dgp.Basis.around(X, lengthscale) chooses"
-            )
+        expect(
+            sizes and all(isinstance(m, int) and not isinstance(m, bool) and m > 0 for m in sizes),
+            "size to be a positive integer, or one for each column",
+            self.size,
+            "dgp.Basis.around(X, lengthscale) chooses",
+        )
         for name in ("low", "high"):
             if not isinstance(getattr(self, name), int | float):
-                object.__setattr__(self, name, own_numbers(f"{name} of {owner}", getattr(self, name)))
-            require_finite(f"{name} of {owner}", getattr(self, name), "give finite ends of the interval")
+                object.__setattr__(self, name, own_numbers(name, getattr(self, name)))
+            require_finite(name, getattr(self, name), "give finite ends of the interval")
         shapes = [np.shape(self.low), np.shape(self.high), (len(sizes),) if len(sizes) > 1 else ()]
         columns = {shape[0] for shape in shapes if shape and shape != (1,)}
         if any(len(shape) > 1 for shape in shapes) or len(columns) > 1:
-            raise ValueError(
-                f"{owner}: expected low, high and size to be numbers or one for each column, got shapes {shapes[0]} "
-                f"and {shapes[1]} and size = {self.size}: they are about the same columns"
+            raise expected(
+                "low, high and size to be numbers or one for each column",
+                f"shapes {shapes[0]} and {shapes[1]} and size = {self.size}",
+                "they are about the same columns",
             )
         if violated(lambda low, high: low < high, self.low, self.high):
-            raise ValueError(
-                f"{owner}: expected low < high, got {self.low} and {self.high}: leave room for the inputs and a few "
-                "lengthscales between their two ends"
+            raise expected(
+                "low < high",
+                f"{self.low} and {self.high}",
+                "leave room for the inputs and a few lengthscales between their two ends",
             )
         object.__setattr__(self, "size", sizes * (max(columns, default=1) if len(sizes) == 1 else 1))
 
@@ -266,11 +268,10 @@ class KernelSeries:
     size: int = static()
 
     @classmethod
-    def of(cls, owner: str, kernel: Kernel, box: SineBox) -> KernelSeries:
+    def of(cls, kernel: Kernel, box: SineBox) -> KernelSeries:
         """The functions of a kernel on a box.
 
         Args:
-            owner: of messages.
             kernel: made of kernels with a spectral density, or with functions of their own.
             box: where they live.
 
@@ -280,13 +281,14 @@ class KernelSeries:
         densities: dict[tuple[int, ...], list[tuple[Number, Kernel]]] = {}
         terms = []
         for summand in expand(kernel):
-            columns = [_columns(owner, factor.columns, box) for factor in summand.factors]
+            columns = [_columns(factor.columns, box) for factor in summand.factors]
             own = [_own(factor.kernel, c, box) for factor, c in zip(summand.factors, columns, strict=True)]
             wide = [c for c, found in zip(columns, own, strict=True) if found is None and len(c) > _MOST_COLUMNS]
             if wide:
-                raise ValueError(
-                    f"{owner}: expected kernels on up to {_MOST_COLUMNS} columns of a Basis, got {summand} on "
-                    f"{len(wide[0])}: more need an additive kernel, k.on(0) + k.on(1) + ..., or dgp.Points"
+                raise expected(
+                    f"kernels on up to {_MOST_COLUMNS} columns of a Basis",
+                    f"{summand} on {len(wide[0])}",
+                    "more need an additive kernel, k.on(0) + k.on(1) + ..., or dgp.Points",
                 )
             if len(own) == 1 and own[0] is None:
                 densities.setdefault(columns[0], []).append((summand.scale, summand.factors[0].kernel))
@@ -316,12 +318,16 @@ class KernelSeries:
 
         def of_term(term: SineTerm) -> Array:
             roots = [f.root for f in term.factors if isinstance(f, Sines)]
-            if not roots or len(roots) < len(term.factors):
-                raise ValueError(
-                    f"gp {layer!r}: expected a kernel with a spectral density, whose sines on a Basis are known, where "
-                    "dgp.update compares weights with those of an earlier fit, got functions of its own: give the "
-                    "layer dgp.Points(Z)"
-                )
+            expect(
+                roots and len(roots) >= len(term.factors),
+                (
+                    "a kernel with a spectral density, whose sines on a Basis are known, where dgp.update "
+                    "compares weights with those of an earlier fit"
+                ),
+                "functions of its own",
+                "give the layer dgp.Points(Z)",
+                at=f"gp {layer!r}",
+            )
             return jnp.sqrt(term.scale) * reduce(products_in_rows, roots)  # sqrt(alpha prod rho(omega_j))
 
         found = jnp.concatenate([of_term(term) for term in self.terms])
@@ -334,13 +340,14 @@ class KernelSeries:
         return tuple(sorted({column for f in bounded for column in f.columns}))
 
 
-def _columns(owner: str, columns: tuple[int, ...] | None, box: SineBox) -> tuple[int, ...]:
+def _columns(columns: tuple[int, ...] | None, box: SineBox) -> tuple[int, ...]:
     D = len(box.sizes)
     found = tuple(range(D)) if columns is None else columns
     if max(found) >= D:
-        raise ValueError(
-            f"{owner}: expected a kernel on columns 0 to {D - 1} of a Basis with {D} column(s), got .on{found}: "
-            "columns are counted from 0, and size has one number for each"
+        raise expected(
+            f"a kernel on columns 0 to {D - 1} of a Basis with {D} column(s)",
+            f".on{found}",
+            "columns are counted from 0, and size has one number for each",
         )
     return found
 

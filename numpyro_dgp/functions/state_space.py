@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import is_concrete, require_count, require_finite, require_positive, violated
+from numpyro_dgp._checks import expect, expected, is_concrete, require_count, require_finite, require_positive, violated
 from numpyro_dgp._data import own_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
@@ -224,28 +224,29 @@ class StateFunction(InducedFunction):
         return matvec(weights, self._stack(at_rows)), matvec(weights, self._stack(whitened)).T
 
 
-def checked_times(owner: str, times: ArrayLike, *, in_order: bool = True) -> Any:
+def checked_times(times: ArrayLike, *, in_order: bool = True) -> Any:
     """Times (N,) or (N, 1) as (N,): an array of NumPy in the precision that they have, where they are known.
 
     Raises:
         ValueError: other shapes, NaN, and times that are not in order.
     """
-    found = own_numbers(f"times of {owner}", times)
+    found = own_numbers("times", times)
     shape = np.shape(found)
     if len(shape) == 2 and shape[1] == 1:
         found = found[:, 0]
     elif len(shape) != 1:
-        raise ValueError(
-            f"{owner}: expected times of shape (N,) or (N, 1), got {shape}: a state space has one input column; for "
-            "more columns take dgp.Points or dgp.Grid"
+        raise expected(
+            "times of shape (N,) or (N, 1)",
+            shape,
+            "a state space has one input column; for more columns take dgp.Points or dgp.Grid",
         )
-    if not shape[0]:
-        raise ValueError(f"{owner}: expected times of at least one point, got none: check how the data were selected")
-    require_finite(f"times of {owner}", found, "leave out the rows without a time")
+    expect(shape[0], "times of at least one point", "none", "check how the data were selected")
+    require_finite("times", found, "leave out the rows without a time")
     if in_order and violated(lambda t: t[1:] >= t[:-1], found):
-        raise ValueError(
-            f"{owner}: expected times in order, got {_first_wrong(np.asarray(found))}: order = np.argsort(times); "
-            "times, y = times[order], y[order]"
+        raise expected(
+            "times in order",
+            _first_wrong(np.asarray(found)),
+            "order = np.argsort(times); times, y = times[order], y[order]",
         )
     return np.asarray(found) if is_concrete(found) else found
 
@@ -311,21 +312,23 @@ class StateSpace:
     order: int = static(default=8)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "times", checked_times("StateSpace", self.times))
-        require_count("StateSpace", "order", self.order, "order=8")
+        object.__setattr__(self, "times", checked_times(self.times))
+        require_count("order", self.order, "order=8")
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> StateFunction:
         """Open the site of layer ``name`` and return its random function."""
         dtype = jnp.result_type(jnp.asarray(self.times[:1]), float)  # type: ignore[index]
         states = tuple(self._states(k, dtype) for k in ((kernels,) if isinstance(kernels, Kernel) else kernels))
         sizes = [s.form.size for s in states]
-        if len(set(sizes)) > 1:
-            raise ValueError(
-                f"gp {name!r}: expected kernels with the same number of states on a StateSpace, got {sizes}: open one "
-                "layer per kernel, and put their values side by side"
-            )
+        expect(
+            len(set(sizes)) <= 1,
+            "kernels with the same number of states on a StateSpace",
+            sizes,
+            "open one layer per kernel, and put their values side by side",
+            at=f"gp {name!r}",
+        )
         M = len(states[0].times) * sizes[0]
-        v, site = whitened_values(f"gp {name!r}", name, InducingPrior((M,) if outputs is None else (outputs, M), dtype))
+        v, site = whitened_values(name, InducingPrior((M,) if outputs is None else (outputs, M), dtype))
         return StateFunction(kernels, states, v, outputs, mean, site)
 
     def _states(self, kernel: Kernel, dtype: Any) -> States:
@@ -396,7 +399,7 @@ class StateSpaceNormal(DrawnFromWhite):
         loc: ArrayLike = 0.0,
         order: int = 8,
     ) -> None:
-        self.times = checked_times("StateSpaceNormal", times)
+        self.times = checked_times(times)
         self.present = np.flatnonzero(_mask(observed, len(self.times)))
         dtype = jnp.result_type(jnp.asarray(self.times[:1]), float)
         self.kernel, self.order, self.noisy = as_kernel(kernel).cast(dtype), order, noise is not None
@@ -405,7 +408,7 @@ class StateSpaceNormal(DrawnFromWhite):
             h = form.observation()
             variance = jitter(dtype, 1) * matmul(matmul(form.covariance(), h), h)  # a jitter times h' P h
         else:
-            require_positive("StateSpaceNormal", "noise", noise)
+            require_positive("noise", noise)
             variance = jnp.square(
                 jnp.asarray(self.one_per_place("noise", noise, len(self.present), np.ndim(noise) == 0), dtype)
             )
@@ -468,7 +471,7 @@ class StateSpaceNormal(DrawnFromWhite):
         size, dtype, known = len(self.times), self.loc.dtype, self.times
         where: Any = np.arange(size)
         if times is not None:
-            known, where = merged(known, checked_times("StateSpaceNormal.posterior", times, in_order=False))
+            known, where = merged(known, checked_times(times, in_order=False))
         places = where[self.present]
         zeros = jnp.zeros(len(known), dtype)
         time, present = passing(known, dtype), zeros.at[places].set(1)
@@ -494,16 +497,17 @@ def _mask(observed: Any, size: int) -> np.ndarray:
     """Which times are observed."""
     if observed is None:
         return np.ones(size, bool)
-    if not is_concrete(observed):
-        raise ValueError(
-            "StateSpaceNormal: expected observed to be known when the program is compiled, got a traced array: make "
-            "the mask outside of the program, and do not pass it as an argument of the model"
-        )
+    expect(
+        is_concrete(observed),
+        "observed to be known when the program is compiled",
+        "a traced array",
+        "make the mask outside of the program, and do not pass it as an argument of the model",
+    )
     given = np.asarray(observed)
     if given.shape != (size,) or given.dtype != bool or not given.any():
-        raise ValueError(
-            f"StateSpaceNormal: expected observed to be a mask of shape ({size},) that is True at some of the times, "
-            f"got {given.dtype} of shape {given.shape} with {int(np.count_nonzero(given))} True: of indices make one, "
-            f"mask = np.zeros({size}, bool); mask[indices] = True"
+        raise expected(
+            f"observed to be a mask of shape ({size},) that is True at some of the times",
+            f"{given.dtype} of shape {given.shape} with {int(np.count_nonzero(given))} True",
+            f"of indices make one, mask = np.zeros({size}, bool); mask[indices] = True",
         )
     return given

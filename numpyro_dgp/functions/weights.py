@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpyro
 from numpyro.distributions import constraints, kl_divergence
 
+from numpyro_dgp._checks import expected
 from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, pytree, static
@@ -441,12 +442,11 @@ def _of_block(v: Array, A: Array, groups: Array) -> Array:
 
 
 def whitened_values(
-    owner: str, name: str, prior: InducingPrior, what: str = "inducing values", outside: tuple[str, ...] = ()
+    name: str, prior: InducingPrior, what: str = "inducing values", outside: tuple[str, ...] = ()
 ) -> tuple[Weights, str]:
     """Open the site ``name`` of whitened values; returns its value as weights, and its full name.
 
     Args:
-        owner: who opens it, for messages.
         name: of the site.
         prior: its distribution.
         what: what the values are, for messages.
@@ -461,15 +461,15 @@ def whitened_values(
     v: Weights = value if isinstance(value, Belief | KnownWeights) else KnownWeights(jnp.asarray(value))
     shape = jnp.shape(v.loc)
     if shape != prior.event_shape:
-        in_plate = len(shape) > len(prior.event_shape)
-        raise ValueError(
-            f"{owner}: expected {what} of shape {prior.event_shape}, got {shape}: "
-            + (
+        if len(shape) > len(prior.event_shape):
+            advice = (
                 "open the layer outside every plate, and use outputs= for several independent functions; in a single "
                 "plate of groups, a layer on dgp.Points(Z) is a function for each"
-                if in_plate
-                else "the guide, parameters or draws are those of another program, or of this one with other inducing "
+            )
+        else:
+            advice = (
+                "the guide, parameters or draws are those of another program, or of this one with other inducing "
                 "inputs; make the guide from this model"
             )
-        )
+        raise expected(f"{what} of shape {prior.event_shape}", shape, advice)
     return v, messages[0]["name"]  # with the prefixes that handlers outside add to it

@@ -23,7 +23,7 @@ from numpyro import handlers
 from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoGuide, AutoGuideList, AutoLaplaceApproximation
 
-from numpyro_dgp._checks import require_key, require_levels
+from numpyro_dgp._checks import caller, expect, expected, require_key, require_levels
 from numpyro_dgp._compiled import one_thread
 from numpyro_dgp._data import indexable
 from numpyro_dgp._numpyro import apart
@@ -99,30 +99,26 @@ class Guide:
         prefix: str = "auto",
         init_loc_fn: Callable[..., Any] = INIT,
     ) -> None:
-        owner = type(self).__name__
-        if not callable(model):
-            raise ValueError(f"{owner}: expected the program, a function, got {type(model).__name__}: {owner}(model)")
-        if not isinstance(prefix, str):
-            raise ValueError(f"{owner}: expected prefix to be a string, got {prefix!r}: 'auto' is the default")
-        if not callable(init_loc_fn):
-            raise ValueError(f"{owner}: expected init_loc_fn to be a function, got {type(init_loc_fn).__name__}")
-        if not isinstance(sites, Mapping | None):
-            raise ValueError(f"{owner}: expected sites as a dict, got {type(sites).__name__}: sites={{'h': rule}}")
-        if not isinstance(importance, Importance | None):
-            raise ValueError(
-                f"{owner}: expected importance to be dgp.guides.Importance, got {type(importance).__name__}: "
-                "importance=dgp.guides.Importance(num_samples=5)"
-            )
+        expect(callable(model), "the program, a function", type(model).__name__, f"{type(self).__name__}(model)")
+        expect(isinstance(prefix, str), "prefix to be a string", repr(prefix), "'auto' is the default")
+        expect(callable(init_loc_fn), "init_loc_fn to be a function", type(init_loc_fn).__name__)
+        expect(isinstance(sites, Mapping | None), "sites as a dict", type(sites).__name__, "sites={'h': rule}")
+        expect(
+            isinstance(importance, Importance | None),
+            "importance to be dgp.guides.Importance",
+            type(importance).__name__,
+            "importance=dgp.guides.Importance(num_samples=5)",
+        )
         given = zip((inducing, hidden, latent, exact, other), self.defaults, strict=True)
         rules = Rules(*(default if rule is None else rule for rule, default in given))  # type: ignore[arg-type]
-        _require_rules(owner, rules, sites or {})
+        _require_rules(rules, sites or {})
         self.model, self.prefix, self.importance = model, prefix, importance
-        self.config = GuideConfig(owner, model, rules, dict(sites or {}), prefix, init_loc_fn, importance)
+        self.config = GuideConfig(model, rules, dict(sites or {}), prefix, init_loc_fn, importance)
         self.companion: Any = None
         if not isinstance(rules.other, Rule):
             exposed = handlers.block(model, hide_fn=self._is_not_other)
             self.companion = rules.other if isinstance(rules.other, AutoGuide) else rules.other(exposed)
-            require_drawing(f"{owner}(other=...)", self.companion, "AutoMultivariateNormal, or Delta() for a mode")
+            require_drawing(self.companion, "AutoMultivariateNormal, or Delta() for a mode")
 
     def __repr__(self) -> str:
         """The rules by kind of site, and the settings that are not defaults."""
@@ -140,7 +136,7 @@ class Guide:
         """Draw every latent site of ``model(*args, **kwargs)``; returns ``{name: value}``."""
         args, kwargs = indexable((args, kwargs))
         drawn = {} if self.companion is None else self.companion(*args, **kwargs)
-        checked = require(type(self).__name__, INITIAL_VALUES)
+        checked = require(INITIAL_VALUES)
         with GuideHandler(self.config, args, kwargs, drawn, self.predicted) as values, checked:
             self.model(*args, **kwargs)
         return values
@@ -181,7 +177,7 @@ class Guide:
         Raises:
             ValueError: a key that is no PRNG key.
         """
-        require_key(f"{type(self).__name__}.sample_posterior", rng_key)
+        require_key(rng_key)
 
         def draw(key: Array) -> dict[str, Array]:
             with handlers.trace() as sites:
@@ -231,7 +227,7 @@ class Guide:
             ValueError: arguments with which the model cannot be called, or probabilities that are not between 0 and 1.
         """
         self._require_arguments("quantiles", args, kwargs)
-        require_levels(f"{type(self).__name__}.quantiles", quantiles)
+        require_levels(quantiles)
         quantiles = jnp.ravel(jnp.asarray(quantiles))
         others = {} if self.companion is None else self.companion.quantiles(params, quantiles)
         return others | self._quantiles(params, quantiles, args, kwargs)
@@ -240,10 +236,10 @@ class Guide:
         try:
             inspect.signature(self.model).bind(*args, **kwargs)
         except TypeError as error:
-            raise ValueError(
-                f"{type(self).__name__}.{method}: expected the arguments of the model after the parameters, as in the "
-                f"fit, got {len(args)} positional and {sorted(kwargs)} ({error}): write guide.{method}(params, "
-                f"{'' if method == 'median' else 'quantiles, '}X, y)"
+            raise expected(
+                "the arguments of the model after the parameters, as in the fit",
+                f"{len(args)} positional and {sorted(kwargs)} ({error})",
+                f"write guide.{method}(params, {('' if method == 'median' else 'quantiles, ')}X, y)",
             ) from error
 
     @one_thread
@@ -270,12 +266,12 @@ class Guide:
         for name in own:
             base: Any = unwrap(sites[name]["fn"])
             base = base.base_dist if isinstance(base, dist.TransformedDistribution) else base
-            if not isinstance(base, dist.Delta) and not hasattr(base, "loc"):
-                raise ValueError(
-                    f"{type(self).__name__}: expected distributions with quantiles in closed form, got "
-                    f"{type(base).__name__} at {name!r}: take those of draws, guide.sample_posterior(key, params, X, "
-                    "y, sample_shape=(1000,))"
-                )
+            expect(
+                isinstance(base, dist.Delta) or hasattr(base, "loc"),
+                "distributions with quantiles in closed form",
+                f"{type(base).__name__} at {name!r}",
+                "take those of draws, guide.sample_posterior(key, params, X, y, sample_shape=(1000,))",
+            )
         return own
 
     def _is_not_other(self, msg: Message) -> bool:
@@ -283,23 +279,25 @@ class Guide:
         return msg["type"] == "sample" and not self.config.are_shared(msg)
 
 
-def _require_rules(owner: str, rules: Rules, sites: Mapping[str, Any]) -> None:
+def _require_rules(rules: Rules, sites: Mapping[str, Any]) -> None:
     """Raise for what is no rule, and for a rule of one kind of site that is given for another kind."""
     by_kind: dict[str, Any] = rules._asdict()
     is_class_of_rules = isinstance(rules.other, type) and issubclass(rules.other, Rule)
     if callable(rules.other) and not isinstance(rules.other, Rule) and not is_class_of_rules:
         del by_kind["other"]
     for name, rule in [*by_kind.items(), *sites.items()]:
-        if not isinstance(rule, Rule):
-            raise ValueError(
-                f"{owner}: expected a rule for {name!r}, got {type(rule).__name__}: "
-                "for example dgp.guides.Normal(), an instance"
-            )
+        expect(
+            isinstance(rule, Rule),
+            f"a rule for {name!r}",
+            type(rule).__name__,
+            "for example dgp.guides.Normal(), an instance",
+        )
     for name, rule in by_kind.items():
         if rule.only_for not in (None, name):
-            raise ValueError(
-                f"{owner}: expected {name} to be a rule for {name} values, got {type(rule).__name__}, a rule for "
-                f"{rule.only_for} ones: {owner}(model, sites={{'h': {rule}}}), with the name of the site"
+            raise expected(
+                f"{name} to be a rule for {name} values",
+                f"{type(rule).__name__}, a rule for {rule.only_for} ones",
+                f"{caller()}(model, sites={{'h': {rule}}}), with the name of the site",
             )
 
 
@@ -314,11 +312,12 @@ def _quantiles(fn: dist.Distribution, quantiles: Any) -> Array:
     return values
 
 
-def require_drawing(owner: str, guide: Any, hint: str) -> None:
+def require_drawing(guide: Any, hint: str) -> None:
     """Raise for a guide whose runs draw nothing but the mode of what its ``sample_posterior`` draws from."""
     for part in guide if isinstance(guide, AutoGuideList) else [guide]:
-        if isinstance(part, AutoLaplaceApproximation):
-            raise ValueError(
-                f"{owner}: expected a guide that draws from its posterior, got AutoLaplaceApproximation, whose runs "
-                f"give the mode without any uncertainty: {hint}"
-            )
+        expect(
+            not isinstance(part, AutoLaplaceApproximation),
+            "a guide that draws from its posterior",
+            "AutoLaplaceApproximation, whose runs give the mode without any uncertainty",
+            hint,
+        )

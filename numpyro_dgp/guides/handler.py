@@ -17,6 +17,7 @@ import numpy as np
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
+from numpyro_dgp._checks import caller, expect, expected
 from numpyro_dgp._numpyro import active, outside
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.calls import inspect_call
@@ -36,16 +37,12 @@ __all__ = ["GuideConfig", "NamesApart", "GuideHandler"]
 
 
 class NamesApart:
-    """The names that a program and its guide give to sites in one run, each of which has one owner only.
+    """The names that a program and its guide give to sites in one run, each of which stands for one of them.
 
     NumPyro gives all ``numpyro.param`` of one name the same value, whoever opens them.
-
-    Args:
-        owner: the guide, for messages.
     """
 
-    def __init__(self, owner: str) -> None:
-        self.owner = owner
+    def __init__(self) -> None:
         self._guide: set[str] = set()
         self._program: set[str] = set()
         self._in_guide = False
@@ -70,10 +67,10 @@ class NamesApart:
         name = msg["name"]
         (self._guide if self._in_guide else self._program).add(name)
         if name in self._guide and name in self._program:
-            raise ValueError(
-                f"{self.owner}: expected names of the model's sites other than those of the guide's parameters, got "
-                f"{name!r} for both: rename the site of the model, or give the guide's another prefix, "
-                f"{self.owner}(model, prefix='q')"
+            raise expected(
+                "names of the model's sites other than those of the guide's parameters",
+                f"{name!r} for both",
+                f"rename the site of the model, or give the guide's another prefix, {caller()}(model, prefix='q')",
             )
 
 
@@ -82,7 +79,6 @@ class GuideConfig:
     """The arguments of the constructor of a guide.
 
     Args:
-        owner: name of the guide's class, for messages.
         model: the program.
         rules: by kind of site.
         sites: rules of single sites, by name.
@@ -91,7 +87,6 @@ class GuideConfig:
         importance: importance weighting of latents; ``None`` for the plain bound.
     """
 
-    owner: str
     model: Callable[..., Any]
     rules: Rules
     sites: dict[str, Rule]
@@ -149,7 +144,7 @@ class GuideHandler(Messenger):
         self.met: set[str] = set()
         self.indices: dict[str, Array] = {}
         self.replicated: set[str] = set()
-        self._names = NamesApart(config.owner)
+        self._names = NamesApart()
         super().__init__()
 
     def __enter__(self) -> dict[str, Any]:
@@ -160,19 +155,16 @@ class GuideHandler(Messenger):
         super().__exit__(exc_type, *exc)
         if exc_type is not None:
             return
-        owner = self.config.owner
         in_fit = self.config.importance is not None and not self.predicted
         if in_fit and self.program.observed_plates and not self.replicated:
-            raise ValueError(
-                f"{owner}: expected a model with latent variables per datum, got one with "
-                f"{sorted(self.met)}: draw them by dgp.latent inside the data plate, or use guides.InducingPoint"
+            raise expected(
+                "a model with latent variables per datum",
+                f"one with {sorted(self.met)}",
+                "draw them by dgp.latent inside the data plate, or use guides.InducingPoint",
             )
         unknown = sorted(set(self.config.sites) - self.met)
         if unknown:
-            raise ValueError(
-                f"{owner}(sites=...): expected names of latent sites of the model, got "
-                f"{unknown}: the model has {sorted(self.met)}"
-            )
+            raise expected("names of latent sites of the model", unknown, f"the model has {sorted(self.met)}")
 
     @cached_property
     def program(self) -> ProgramFacts:
@@ -209,17 +201,20 @@ class GuideHandler(Messenger):
         self._names.meet(msg)
         if msg["type"] == "deterministic":
             msg["stop"] = True
-        if msg["type"] == "control_flow":
-            raise ValueError(
-                f"{self.config.owner}: expected sites that the guide meets one by one, got those of "
-                "numpyro.contrib.control_flow: write a Python loop with a name for every step, or use a guide of "
-                "NumPyro, such as AutoNormal(model), or NUTS"
-            )
+        expect(
+            msg["type"] != "control_flow",
+            "sites that the guide meets one by one",
+            "those of numpyro.contrib.control_flow",
+            (
+                "write a Python loop with a name for every step, or use a guide of NumPyro, such as "
+                "AutoNormal(model), or NUTS"
+            ),
+        )
         if msg["type"] != "sample":
             return
         name = msg["name"]
         if msg["is_observed"]:
-            require_in_range(f"observed site {name!r}", msg["value"], msg["fn"])
+            require_in_range(name, msg["value"], msg["fn"])
         if self._is_observation(msg):
             return hide(msg)
         self.met.add(name)
@@ -267,12 +262,12 @@ class GuideHandler(Messenger):
         )
         with self._names.of_guide():
             q: Any = fn.propagated() if follows_model and not rule.follows_model else rule(site)  # type: ignore[attr-defined]
-        require_following(self.config.owner, name, fn, q)
+        require_following(name, fn, q)
         if kind == "exact":
             require_rows(rule, site, q.shape(), fn.shape())
             unobserved = bool(self.program.ends) and not self.program.observed_plates
             if unobserved and not rule.follows_model and self._is_at_rows_of_call(name):
-                warn_of_rows(self.config.owner, name)
+                warn_of_rows(name)
         replicates, importance = None, self.config.importance
         if kind == "latent" and self.program.is_per_datum(msg):
             replicates = rule.num_nodes or (None if importance is None else importance.num_samples)
@@ -329,16 +324,17 @@ class GuideHandler(Messenger):
         others as this run has drawn them so far."""
         config, program = self.config, self.program
         lower = self.below.get(name, ())
-        if later := [below for below in lower if below not in self.found]:
-            raise ValueError(
-                f"{config.owner}: expected layers opened in the order in which values go through them, got {name!r} "
-                f"before {later}, on which its inputs depend: move its dgp.gp below theirs"
-            )
+        expect(
+            not (later := [below for below in lower if below not in self.found]),
+            "layers opened in the order in which values go through them",
+            f"{name!r} before {later}, on which its inputs depend",
+            "move its dgp.gp below theirs",
+        )
         given = self.drawn | {n: v for n, v in self.found.items() if n in lower or n not in program.inducing}
         given[name] = jnp.zeros(fn.shape(), fn.dtype)
         with outside(self):
-            args, kwargs, *counts = with_rows(config.owner, config.model, self.args, self.kwargs, inputs, rows)
-            run = OtherRows(config.owner, given, latent, program.ends, *counts)
+            args, kwargs, *counts = with_rows(config.model, self.args, self.kwargs, inputs, rows)
+            run = OtherRows(given, latent, program.ends, *counts)
             with run, handlers.seed(rng_seed=0), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # given at the rows of the call
                 config.model(*args, **kwargs)

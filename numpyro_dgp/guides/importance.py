@@ -27,7 +27,7 @@ from jax.scipy.special import logsumexp
 from numpyro.distributions.util import scale_and_mask
 from numpyro.primitives import Messenger
 
-from numpyro_dgp._checks import require_count
+from numpyro_dgp._checks import expected, require_count
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.sites import Message, Trace, log_prob, unwrap
@@ -63,7 +63,7 @@ class Importance:
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_count("Importance", "num_samples", self.num_samples, "5")
+        require_count("num_samples", self.num_samples, "5")
 
 
 class ReplicatedValues(FunctionValues):
@@ -128,11 +128,14 @@ class ReplicateLatents(Messenger):
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
         super().__exit__(exc_type, exc_value, traceback)
         if self.active and isinstance(exc_value, TypeError):  # as JAX reports shapes that do not fit
-            raise ValueError(
-                "importance weighting: expected a program that runs with several values of a latent along a new first "
-                f"dimension, got an error above it ({exc_value}): arrays of the data have no such dimension, and "
-                "jnp.concatenate does not add it; widen X to that of h before, X = jnp.broadcast_to(X, "
-                "(*h.shape[:-1], X.shape[-1]))"
+            raise expected(
+                "a program that runs with several values of a latent along a new first dimension",
+                f"an error above it ({exc_value})",
+                (
+                    "arrays of the data have no such dimension, and jnp.concatenate does not add it; widen X to "
+                    "that of h before, X = jnp.broadcast_to(X, (*h.shape[:-1], X.shape[-1]))"
+                ),
+                at="importance weighting",
             ) from exc_value
 
     def process_message(self, msg: Message) -> None:
@@ -174,9 +177,11 @@ class ReplicateLatents(Messenger):
         if isinstance(values, FunctionValues) and values.follows_model:
             msg["fn"] = ReplicatedValues(values)
         elif isinstance(values, FunctionValues | ProcessValues):
-            raise ValueError(
-                f"importance weighting: expected hidden layer {msg['name']!r} to follow the model, got a "
-                f"{type(values).__name__}: give it guides.Propagate(), and draw it with f(x), not f.joint(x)"
+            raise expected(
+                f"hidden layer {msg['name']!r} to follow the model",
+                f"a {type(values).__name__}",
+                "give it guides.Propagate(), and draw it with f(x), not f.joint(x)",
+                at="importance weighting",
             )
 
 
@@ -224,9 +229,10 @@ def _weigh(
     rule, replicates = first.rule, first.num_replicates or 1
     at_nodes = rule is not None
     if len(latents) > 1 and any(record_of(guide_trace[name]).rule is not None for name in latents):
-        raise ValueError(
-            f"rule Quadrature: expected one latent site in the plates of {latents[0]!r}, got {latents}: make it one "
-            "site with two columns, or use ImportanceWeighted"
+        raise expected(
+            f"one latent site in the plates of {latents[0]!r}",
+            latents,
+            "make it one site with two columns, or use ImportanceWeighted",
         )
     if rule is not None:
         nodes = rule.nodes(guide_trace[latents[0]]["fn"].event_shape[0], guide_trace[latents[0]]["value"].dtype)
@@ -252,9 +258,11 @@ def _weigh(
 
 def _require_nested(name: str, latents: list[str], frames: Any, plates: Any, others: list[Any]) -> None:
     if not frames <= plates or others:
-        raise ValueError(
-            f"importance weighting: expected site {name!r} in all plates of the latents {latents} and in those of no "
-            f"others, got plates {sorted(f.name for f in plates)}: put latents and observations in the same plates"
+        raise expected(
+            f"site {name!r} in all plates of the latents {latents} and in those of no others",
+            f"plates {sorted(f.name for f in plates)}",
+            "put latents and observations in the same plates",
+            at="importance weighting",
         )
 
 
@@ -262,9 +270,11 @@ def _require_whole(name: str, plates: list[Message]) -> None:
     for plate in plates:
         size, subsample_size = plate["args"]
         if subsample_size not in (None, size):
-            raise ValueError(
-                f"importance weighting: expected all of {name!r} for every latent, got plate {plate['name']!r} that "
-                f"takes {subsample_size} of {size} rows: subsample the plates of the latents only"
+            raise expected(
+                f"all of {name!r} for every latent",
+                f"plate {plate['name']!r} that takes {subsample_size} of {size} rows",
+                "subsample the plates of the latents only",
+                at="importance weighting",
             )
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from numpyro.handlers import replay, seed, substitute, trace
 from numpyro.primitives import Messenger
 
+from numpyro_dgp._checks import expected
 from numpyro_dgp._compiled import one_thread
 from numpyro_dgp._data import indexable
 from numpyro_dgp._typing import Array
@@ -141,10 +142,11 @@ def run(
             require_observations_apart(model, args, kwargs)
         groups = importance_weights(guide_trace, model_trace, nesting)
         if groups and program().aggregates:
-            raise ValueError(
-                f"importance weighting: expected densities that see one row of a hidden layer each, got "
-                f"{sorted(program().aggregates)}, which see several: the weights of one datum would depend on the "
-                "others; use guides.InducingPoint"
+            raise expected(
+                "densities that see one row of a hidden layer each",
+                f"{sorted(program().aggregates)}, which see several",
+                "the weights of one datum would depend on the others; use guides.InducingPoint",
+                at="importance weighting",
             )
         return Run(guide_trace, model_trace, groups, strata or {})
 

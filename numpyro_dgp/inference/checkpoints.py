@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer.svi import SVIState
 
-from numpyro_dgp._checks import require_count
+from numpyro_dgp._checks import caller, expected, require_count
 from numpyro_dgp._repr import brief
 from numpyro_dgp.inference.fit_identity import FitIdentity
 from numpyro_dgp.inference.parameter_files import is_key, partial_files, read_arrays, require_file_path, write_arrays
@@ -120,10 +120,10 @@ class Checkpoint:
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_file_path("Checkpoint", "path", self.path, "fit.npz")
-        require_count("Checkpoint", "every", self.every, "5000")
+        require_file_path("path", self.path, "fit.npz")
+        require_count("every", self.every, "5000")
         if not isinstance(self.force, bool):
-            raise ValueError(f"Checkpoint: expected force to be True or False, got {self.force!r}: False")
+            raise expected("force to be True or False", repr(self.force), "False")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,30 +131,26 @@ class CheckpointFile:
     """The checkpoint of one fit.
 
     Args:
-        owner: the function that fits, for its messages.
         checkpoint: the file; ``None`` for a fit without one.
         writes: whether this process writes the file; of several hosts only one does, and all read it.
         identity: what fit it is.
     """
 
-    owner: str
     checkpoint: Checkpoint | None
     writes: bool = True
     identity: FitIdentity = dataclasses.field(default_factory=FitIdentity)
 
     @classmethod
-    def of(
-        cls, owner: str, checkpoint: Checkpoint | str | os.PathLike[str] | None, writes: bool = True
-    ) -> CheckpointFile:
+    def of(cls, checkpoint: Checkpoint | str | os.PathLike[str] | None, writes: bool = True) -> CheckpointFile:
         """That of a call with ``checkpoint=``, a path or more.
 
         Raises:
             ValueError: no path of a file.
         """
         if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
-            require_file_path(owner, "checkpoint", checkpoint, "fit.npz")
+            require_file_path("checkpoint", checkpoint, "fit.npz")
             checkpoint = Checkpoint(checkpoint)
-        return cls(owner, checkpoint, writes)
+        return cls(checkpoint, writes)
 
     @property
     def path(self) -> str | os.PathLike[str] | None:
@@ -184,15 +180,15 @@ class CheckpointFile:
             try:
                 alone = stack.enter_context(locked(path))
             except LockedError as error:
-                raise ValueError(
-                    f"{self.owner}: expected {path} to be the checkpoint of one fit at a time, got it while {error} "
-                    "fits with it: wait for that fit, or choose another name"
+                raise expected(
+                    f"{path} to be the checkpoint of one fit at a time",
+                    f"it while {error} fits with it",
+                    "wait for that fit, or choose another name",
                 ) from None
             except OSError as error:
                 if not path.is_file() or len(self._arrays()["losses"]) < num_steps:
-                    raise ValueError(
-                        f"{self.owner}: expected checkpoint to be a path that can be written, got {path} ({error}): "
-                        "choose another folder"
+                    raise expected(
+                        "checkpoint to be a path that can be written", f"{path} ({error})", "choose another folder"
                     ) from error
                 alone = False
             for partial in partial_files(path) if alone else ():
@@ -239,7 +235,7 @@ class CheckpointFile:
             write_arrays(self.path, arrays | {"losses": losses})
         except OSError as error:
             warnings.warn(
-                f"{self.owner}: the checkpoint {self.path} could not be written after step {len(losses)} ({error}). "
+                f"{caller()}: the checkpoint {self.path} could not be written after step {len(losses)} ({error}). "
                 "The file is as it was before; a fit that goes on tries again at the next checkpoint: make room",
                 RuntimeWarning,
                 stacklevel=4,
@@ -250,11 +246,11 @@ class CheckpointFile:
     def _arrays(self) -> dict[str, np.ndarray]:
         """What :meth:`write` has put into the file."""
         assert self.path is not None
-        arrays = read_arrays(self.owner, self.path, _ELSE)
+        arrays = read_arrays(self.path, _ELSE)
         if not {"losses", "paths", "identity"} <= arrays.keys():
             older = {"losses", "leaf0"} <= arrays.keys()
             kind = "one of an older version, which does not say of which fit it is" if older else "other arrays"
-            raise ValueError(f"{self.owner}: expected a checkpoint of this fit in {self.path}, got {kind}: {_ELSE}")
+            raise expected(f"a checkpoint of this fit in {self.path}", kind, _ELSE)
         return arrays
 
     def _require_same(self, saved: FitIdentity) -> None:
@@ -264,16 +260,15 @@ class CheckpointFile:
         versions = self.identity.other_versions(saved)
         if versions is not None:
             warnings.warn(
-                f"{self.owner}: the checkpoint {self.path} was written with {versions}: the fit continues from it, "
+                f"{caller()}: the checkpoint {self.path} was written with {versions}: the fit continues from it, "
                 "and further steps may differ from those of a fit without interruption in their last digits",
                 UserWarning,
                 stacklevel=6,
             )
 
     def _refuse(self, difference: str, otherwise: str = "") -> NoReturn:
-        raise ValueError(
-            f"{self.owner}: expected a checkpoint of this fit in {self.path}, got one of another: {difference}: "
-            f"{_ELSE}{otherwise}"
+        raise expected(
+            f"a checkpoint of this fit in {self.path}", "one of another", f"{difference}: {_ELSE}{otherwise}"
         )
 
 

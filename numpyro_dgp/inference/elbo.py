@@ -15,7 +15,7 @@ from numpyro.distributions.util import scale_and_mask
 from numpyro.infer import elbo
 from numpyro.util import check_model_guide_match
 
-from numpyro_dgp._checks import MISSING, is_concrete, require_count, require_finite, require_key
+from numpyro_dgp._checks import MISSING, expect, expected, is_concrete, require_count, require_finite, require_key
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import explained
@@ -80,7 +80,7 @@ class ELBO(elbo.ELBO):
     __repr__ = brief
 
     def __init__(self, num_particles: int = 1, vectorize_particles: bool | Callable[..., Any] = True) -> None:
-        require_count(type(self).__name__, "num_particles", num_particles, "1")
+        require_count("num_particles", num_particles, "1")
         super().__init__(num_particles, vectorize_particles)
 
     def loss_with_mutable_state(  # type: ignore[override]
@@ -93,18 +93,15 @@ class ELBO(elbo.ELBO):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Negative bound of one minibatch, ``{"loss": ..., "mutable_state": ...}``."""
-        owner = type(self).__name__
-        require_key(owner, rng_key)
+        require_key(rng_key)
         for name, program in (("model", model), ("guide", guide)):
-            if not callable(program):
-                raise ValueError(
-                    f"{owner}: expected a {name} that can be called, got {type(program).__name__}: the order is "
-                    "loss(key, params, model, guide, X, y)"
-                )
-        if not isinstance(param_map, Mapping):
-            raise ValueError(
-                f"{owner}: expected params as a dict, got {type(param_map).__name__}: svi.get_params(state)"
+            expect(
+                callable(program),
+                f"a {name} that can be called",
+                type(program).__name__,
+                "the order is loss(key, params, model, guide, X, y)",
             )
+        expect(isinstance(param_map, Mapping), "params as a dict", type(param_map).__name__, "svi.get_params(state)")
         for path, value in jax.tree.leaves_with_path({"args": args, "kwargs": kwargs}):
             if isinstance(value, np.ndarray | jax.Array) and jnp.issubdtype(value.dtype, jnp.floating):
                 where = jax.tree_util.keystr(path)
@@ -157,7 +154,7 @@ class ELBO(elbo.ELBO):
             if site["type"] != "sample" or name in accounted:
                 continue
             if site["is_observed"]:
-                require_in_range(f"observed site {name!r}", site["value"], site["fn"])
+                require_in_range(name, site["value"], site["fn"])
                 observed = observed + total_log_prob(site)
             else:
                 divergence = divergence + _divergence(guide_trace[name], site, in_order, strata.get(name))
@@ -172,15 +169,16 @@ def _require_drawn(guide_trace: Trace, model_trace: Trace) -> None:
     for name, site in model_trace.items():
         if site["type"] != "sample" or site["is_observed"] or name in guide_trace:
             continue
-        if site_kind(site) == "observed":
-            raise ValueError(
-                f"ELBO: expected observations at {name!r}, got none: pass them to the call, as in "
-                "svi.run(key, num_steps, X, y), and to the site, obs=y"
-            )
-        raise ValueError(
-            f"ELBO: expected a guide that draws every latent site of the model, got one without {name!r}; it draws "
-            f"{_sample_names(guide_trace)}: make the guide from this model, or pass the observations of {name!r} if it "
-            "has any"
+        expect(
+            site_kind(site) != "observed",
+            f"observations at {name!r}",
+            "none",
+            "pass them to the call, as in svi.run(key, num_steps, X, y), and to the site, obs=y",
+        )
+        raise expected(
+            "a guide that draws every latent site of the model",
+            f"one without {name!r}; it draws {_sample_names(guide_trace)}",
+            f"make the guide from this model, or pass the observations of {name!r} if it has any",
         )
 
 
@@ -191,12 +189,12 @@ def _require_same_counts(guide_trace: Trace, model_trace: Trace) -> None:
         if site["type"] != "sample" or q is None or not record_of(q).name or follows_model(q):
             continue
         count, of_guide = (1.0 if scale is None else scale for scale in (site["scale"], q["scale"]))
-        if is_concrete(count, of_guide) and np.shape(count) == np.shape(of_guide) and not np.allclose(count, of_guide):
-            raise ValueError(
-                f"ELBO: expected a guide that counts the latent {name!r} as the model does, {count} times, got "
-                f"{of_guide} times: make the guide of the program that is fitted, with its dgp.minibatch or "
-                "handlers.scale"
-            )
+        expect(
+            not is_concrete(count, of_guide) or np.shape(count) != np.shape(of_guide) or np.allclose(count, of_guide),
+            f"a guide that counts the latent {name!r} as the model does, {count} times",
+            f"{of_guide} times",
+            "make the guide of the program that is fitted, with its dgp.minibatch or handlers.scale",
+        )
 
 
 def _sample_names(sites: Trace) -> list[str]:

@@ -100,13 +100,13 @@ def fit(
         >>> result.losses.shape, bool(result.losses[-1] < result.losses[0])
         ((50,), True)
     """
-    require_svi("fit", svi)
-    require_compiling_itself("fit", rng_key, args, kwargs)
-    require_key("fit", rng_key)
-    require_keywords("fit", fit.__kwdefaults__, svi.model, kwargs)
-    require_count("fit", "num_steps", num_steps, "5000")
-    require_call("fit", svi.model, args, svi.static_kwargs | kwargs, "dgp.fit(svi, key, 1000, X, y)")
-    file = CheckpointFile.of("fit", checkpoint)
+    require_svi(svi)
+    require_compiling_itself(rng_key, args, kwargs)
+    require_key(rng_key)
+    require_keywords(fit.__kwdefaults__, svi.model, kwargs)
+    require_count("num_steps", num_steps, "5000")
+    require_call(svi.model, args, svi.static_kwargs | kwargs, "dgp.fit(svi, key, 1000, X, y)")
+    file = CheckpointFile.of(checkpoint)
     arguments = {f"argument {i + 1}": value for i, value in enumerate(args)}
     arguments |= {f"argument {name!r}": value for name, value in {**kwargs, **svi.static_kwargs}.items()}
     arrays, rebuild = split_arguments(args, kwargs)
@@ -116,8 +116,8 @@ def fit(
     compiled = Compiled(steps_of(update, rebuild))
 
     with file.reserved(num_steps):
-        start, sites = start_of_fit("fit", svi, rng_key, rebuild, arrays, init_params)
-        with taking_the_loss("fit"):
+        start, sites = start_of_fit(svi, rng_key, rebuild, arrays, init_params)
+        with taking_the_loss():
             program = compiled.at(start, arrays, 1)
         if checkpoint is not None:
             step = compiled.trace(start, arrays, 1)
@@ -133,8 +133,8 @@ def fit(
 
         steps = Steps(advance, evaluate, skips=stable_update)
         result = run_steps(svi, start, num_steps, steps, file, progress_bar)
-    warn_of_first_loss("fit", sites, arrays, result.losses)
-    warn_of_funnel("fit", svi, sites, start, result.params, args, kwargs)
+    warn_of_first_loss(sites, arrays, result.losses)
+    warn_of_funnel(svi, sites, start, result.params, args, kwargs)
     return result
 
 

@@ -14,7 +14,7 @@ import tqdm
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
-from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._checks import caller, expect, expected, is_concrete
 from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
@@ -90,7 +90,7 @@ def run_steps(
                 if not steps.skips and len(bad):
                     sound = int(bad[0])
                     last = steps.advance(before, done, sound)[0] if sound else before
-                    _explain(checkpoint.owner, steps.evaluate, last, done + sound, chunk[sound])
+                    _explain(steps.evaluate, last, done + sound, chunk[sound])
                 losses.append(chunk)
                 done += count
                 reached = state, done
@@ -104,10 +104,10 @@ def run_steps(
         raise
     found_losses = np.concatenate(losses)
     params = Compiled(svi.constrain_fn)(svi.optim.get_params(state.optim_state))  # svi.get_params, in one program
-    _require_finite(checkpoint.owner, params, done)
+    _require_finite(params, done)
     if steps.skips:
-        _require_steps(checkpoint.owner, steps.evaluate, state, found_losses)
-    _warn_of_overshoot(checkpoint.owner, found_losses)
+        _require_steps(steps.evaluate, state, found_losses)
+    _warn_of_overshoot(found_losses)
     return SVIRunResult(params, state, jnp.asarray(found_losses[:num_steps]))
 
 
@@ -131,13 +131,13 @@ def _interrupted(
     checkpoint: CheckpointFile, state: SVIState, done: int, num_steps: int, losses: list[np.ndarray]
 ) -> str:
     """Save what an interrupted fit has, and say where that is."""
-    text = f"{checkpoint.owner}: interrupted after {done} of {num_steps} steps"
+    text = f"{caller()}: interrupted after {done} of {num_steps} steps"
     if done and checkpoint.write(state, np.concatenate(losses)[:done]):
         return f"{text}, which are saved in {checkpoint.path}: the same call continues there"
     return text
 
 
-def _require_steps(owner: str, evaluate: Evaluate, state: SVIState, losses: np.ndarray) -> None:
+def _require_steps(evaluate: Evaluate, state: SVIState, losses: np.ndarray) -> None:
     """Raise if every step was skipped; warn if all of the last ones were, for the fit was stuck there."""
     sound = np.flatnonzero(np.isfinite(losses))
     if not len(sound):
@@ -146,14 +146,15 @@ def _require_steps(owner: str, evaluate: Evaluate, state: SVIState, losses: np.n
             reason = "start from other init_params, or run in float64"
         except ValueError as error:
             reason = str(error)
-        raise ValueError(
-            f"{owner}: expected stable_update to skip some steps, got all {len(losses)} skipped, since no loss or "
-            f"gradient was finite; the parameters are where they started: {reason}"
+        raise expected(
+            "stable_update to skip some steps",
+            (f"all {len(losses)} skipped, since no loss or gradient was finite; the parameters are where they started"),
+            reason,
         )
     stuck = len(losses) - 1 - int(sound[-1])
     if stuck >= min(CHUNK, len(losses) // 2):
         warnings.warn(
-            f"{owner}: stable_update skipped each of the last {stuck} of {len(losses)} steps, since no loss or "
+            f"{caller()}: stable_update skipped each of the last {stuck} of {len(losses)} steps, since no loss or "
             "gradient was finite, and parameters have not changed since: lower the learning rate or clip gradients "
             "(optax.clip_by_global_norm)",
             RuntimeWarning,
@@ -161,7 +162,7 @@ def _require_steps(owner: str, evaluate: Evaluate, state: SVIState, losses: np.n
         )
 
 
-def _warn_of_overshoot(owner: str, losses: np.ndarray) -> None:
+def _warn_of_overshoot(losses: np.ndarray) -> None:
     """Warn if the last losses are all out of proportion to the lowest one, as after a step that was too long.
 
     Natural gradients of a loss with exponential tails leave the fit there: no number of its next steps is finite, and
@@ -172,39 +173,46 @@ def _warn_of_overshoot(owner: str, losses: np.ndarray) -> None:
     end = finite[-min(_LAST, len(finite)) :].min()
     if np.isfinite(end) and end - finite[best] > _OVERSHOT * (1 + abs(finite[best])):
         warnings.warn(
-            f"{owner}: the fit ends at a loss of {end:.3g}, after {finite[best]:.3g} at step {best + 1}: a step was "
+            f"{caller()}: the fit ends at a loss of {end:.3g}, after {finite[best]:.3g} at step {best + 1}: a step was "
             "too long and the next ones did not lead back; lower the learning rate, or the step size of "
             "NaturalGradient, dgp.optim.log_linear(1e-4, 0.1, 1000)",
             stacklevel=4,
         )
 
 
-def _require_finite(owner: str, params: dict[str, Any], steps: int) -> None:
+def _require_finite(params: dict[str, Any], steps: int) -> None:
     """Raise if the last step, or one that ``stable_update`` took for its finite loss, has spoilt a parameter."""
     for name, value in params.items():
-        if not all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(value)):
-            raise ValueError(
-                f"{owner}: expected finite parameters after {steps} steps, got NaN or infinite values of {name!r}, "
-                "which a step from a finite loss has made: look at the learning rate and its schedule, or clip "
-                "gradients (optax.clip_by_global_norm)"
-            )
+        expect(
+            all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(value)),
+            f"finite parameters after {steps} steps",
+            f"NaN or infinite values of {name!r}, which a step from a finite loss has made",
+            "look at the learning rate and its schedule, or clip gradients (optax.clip_by_global_norm)",
+        )
 
 
-def _explain(owner: str, evaluate: Evaluate, state: SVIState, step: int, loss: Any) -> NoReturn:
+def _explain(evaluate: Evaluate, state: SVIState, step: int, loss: Any) -> NoReturn:
     """Raise for a loss that is not finite, with the reason if a check finds one."""
     moving: dict[str, str] = {}
     try:
         with each_message(after=partial(_note_moving_range, moving)):
             evaluate(state, step)
     except ValueError as error:
-        raise ValueError(f"{owner}: the loss became {loss} at step {step + 1}: {error}") from error
+        raise ValueError(f"{caller()}: the loss became {loss} at step {step + 1}: {error}") from error
     for name, family in moving.items():
-        raise ValueError(
-            f"{owner}: expected a density of {name!r} that is positive whatever the value of the function, got a loss "
-            f"of {loss} at step {step + 1} with {family}, whose range of y depends on it, so that the expected log "
-            "density is -inf: take a distribution of y with noise, such as dist.Normal(v, 0.1)"
+        raise expected(
+            f"a density of {name!r} that is positive whatever the value of the function",
+            (
+                f"a loss of {loss} at step {step + 1} with {family}, whose range of y depends on it, so that "
+                "the expected log density is -inf"
+            ),
+            "take a distribution of y with noise, such as dist.Normal(v, 0.1)",
         )
-    raise ValueError(
-        f"{owner}: expected a finite loss, got {loss} at step {step + 1}: lower the learning rate, clip gradients "
-        "(optax.clip_by_global_norm), bound the hyperparameters by priors, or run in float64"
+    raise expected(
+        "a finite loss",
+        f"{loss} at step {step + 1}",
+        (
+            "lower the learning rate, clip gradients (optax.clip_by_global_norm), bound the "
+            "hyperparameters by priors, or run in float64"
+        ),
     )

@@ -22,7 +22,7 @@ from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
-from numpyro_dgp._checks import inside_transformation, is_concrete, nearest, with_checks
+from numpyro_dgp._checks import caller, expect, expected, inside_transformation, is_concrete, nearest, with_checks
 from numpyro_dgp._compiled import Compiled, one_thread
 from numpyro_dgp._data import warn_of_units
 from numpyro_dgp._typing import Array
@@ -93,44 +93,44 @@ _EQUAL = 10.0
 """Spreads that values in a plate then lie apart at most."""
 
 
-def require_svi(owner: str, svi: Any) -> None:
+def require_svi(svi: Any) -> None:
     """Raise unless ``svi`` is an ``SVI`` of a guide and a loss that are instances."""
     if not isinstance(svi, SVI):
         got = f"the class {svi.__name__}" if isinstance(svi, type) else type(svi).__name__
-        raise ValueError(
-            f"{owner}: expected a numpyro.infer.SVI, got {got}: SVI(model, guide, optax.adam(0.01), dgp.ELBO())"
-        )
+        raise expected("a numpyro.infer.SVI", got, "SVI(model, guide, optax.adam(0.01), dgp.ELBO())")
     for what, value, example in (
         ("a guide", svi.guide, "dgp.guides.InducingPoint(model)"),
         ("an objective", svi.loss, "dgp.ELBO()"),
     ):
         if isinstance(value, type):
-            raise ValueError(
-                f"{owner}: expected {what} in the SVI, got the class {value.__name__}: make one, such as {example}"
-            )
-    if not callable(getattr(svi.loss, "loss", None)):
-        raise ValueError(
-            f"{owner}: expected an objective with a method loss in the SVI, got {type(svi.loss).__name__}: for example "
-            "dgp.ELBO()"
-        )
+            raise expected(f"{what} in the SVI", f"the class {value.__name__}", f"make one, such as {example}")
+    expect(
+        callable(getattr(svi.loss, "loss", None)),
+        "an objective with a method loss in the SVI",
+        type(svi.loss).__name__,
+        "for example dgp.ELBO()",
+    )
 
 
-def require_compiling_itself(owner: str, *arguments: Any) -> None:
+def require_compiling_itself(*arguments: Any) -> None:
     """Raise if arguments are traced: a fit compiles its steps itself, and reads losses and files between them."""
-    if not is_concrete(arguments):
-        raise ValueError(
-            f"{owner}: expected arrays, got traced ones: under jax.jit or jax.vmap, to fit with many seeds at once, "
-            "write svi.run(key, num_steps, X, y, progress_bar=False)"
-        )
+    expect(
+        is_concrete(arguments),
+        "arrays",
+        "traced ones",
+        (
+            "under jax.jit or jax.vmap, to fit with many seeds at once, write svi.run(key, num_steps, X, "
+            "y, progress_bar=False)"
+        ),
+    )
 
 
 def start_of_fit(
-    owner: str, svi: SVI, rng_key: Array, rebuild: Rebuild, arrays: list[Array], init_params: Any
+    svi: SVI, rng_key: Array, rebuild: Rebuild, arrays: list[Array], init_params: Any
 ) -> tuple[SVIState, SitesOfFit]:
     """The initial state of a fit, and the sites of its guide and model.
 
     Args:
-        owner: the function that fits, for its messages.
         svi: what is fitted.
         rng_key: PRNG key.
         rebuild: the arguments of the model, from ``arrays``.
@@ -144,17 +144,18 @@ def start_of_fit(
     # A guide with a state is set up by its first run.
     first = None if has_no_state(svi) else initial_state(svi, rng_key, rebuild, arrays, None)
     sites = _sites(svi, rng_key, rebuild, arrays)
-    _require_same_sites(owner, svi, sites)
-    if not isinstance(init_params, dict | None):
-        raise ValueError(
-            f"{owner}: expected init_params to be a dict of arrays, got {type(init_params).__name__}: "
-            "try init_params=svi_result.params"
-        )
+    _require_same_sites(svi, sites)
+    expect(
+        isinstance(init_params, dict | None),
+        "init_params to be a dict of arrays",
+        type(init_params).__name__,
+        "try init_params=svi_result.params",
+    )
     for name, value in (init_params or {}).items():
-        _require_initial_value(owner, name, value, sites.parameters)
+        _require_initial_value(name, value, sites.parameters)
     if first is None or init_params:
         first = initial_state(svi, rng_key, rebuild, arrays, init_params)  # checks of kernels have more to say
-    require_inside(owner, sites.outside)
+    require_inside(sites.outside)
     return first, sites
 
 
@@ -170,30 +171,33 @@ def _sites(svi: SVI, rng_key: Array, rebuild: Rebuild, arrays: list[Array]) -> S
     raise of_shapes
 
 
-def _require_same_sites(owner: str, svi: SVI, sites: SitesOfFit) -> None:
+def _require_same_sites(svi: SVI, sites: SitesOfFit) -> None:
     """Raise where the guide lacks a latent site of the model, or has one that the model lacks."""
     model = {n: s for n, s in sites.model.items() if s.kind == "sample" and not s.auxiliary}
     guide = {n: s for n, s in sites.guide.items() if s.kind == "sample" and not s.auxiliary}
     lacks = [name for name in model if name not in sites.guide]
     alien = [name for name in guide if name not in sites.model]
     if lacks and alien:
-        raise ValueError(
-            f"{owner}: expected a guide of the model in the SVI, got one that has no site {lacks[0]!r}, as the model "
-            f"has, but {alien[0]!r}: make the guide from the same model, {type(svi.guide).__name__}(model)"
+        raise expected(
+            "a guide of the model in the SVI",
+            f"one that has no site {lacks[0]!r}, as the model has, but {alien[0]!r}",
+            f"make the guide from the same model, {type(svi.guide).__name__}(model)",
         )
     if alien:
-        raise ValueError(
-            f"{owner}: expected a guide of the model in the SVI, got one with a site {alien[0]!r} that the model does "
-            f"not sample, whose density would count in the bound: make the guide from the same model, "
-            f"{type(svi.guide).__name__}(model); for a variable of the guide alone write infer={{'is_auxiliary': True}}"
+        raise expected(
+            "a guide of the model in the SVI",
+            (f"one with a site {alien[0]!r} that the model does not sample, whose density would count in the bound"),
+            (
+                f"make the guide from the same model, {type(svi.guide).__name__}(model); for a variable of "
+                "the guide alone write infer={'is_auxiliary': True}"
+            ),
         )
 
 
-def warn_of_first_loss(owner: str, sites: SitesOfFit, arrays: list[Array], losses: Array) -> None:
+def warn_of_first_loss(sites: SitesOfFit, arrays: list[Array], losses: Array) -> None:
     """Warn of data whose units the program did not expect: a first loss that no noise near one explains.
 
     Args:
-        owner: the function that fits, called by the user.
         sites: of the fit.
         arrays: the data.
         losses: of all steps.
@@ -201,20 +205,19 @@ def warn_of_first_loss(owner: str, sites: SitesOfFit, arrays: list[Array], losse
     observed = [s for s in sites.model.values() if s.kind == "observed"]
     count = sum(math.prod(s.value.shape) * (s.scale or 1.0) for s in observed)
     if count and losses.size and losses[0] > _LARGE_LOSS * count:
-        first = f"{owner}, whose first loss is {losses[0]:.3g} for {count:.6g} observations"
+        first = f"the first loss is {losses[0]:.3g} for {count:.6g} observations, and the values"
         for i, array in enumerate(arrays):
-            warn_of_units(first, f"the values of array {i + 1}", array, beyond=100.0, stacklevel=4)
+            warn_of_units(f"{first} of array {i + 1}", array, beyond=100.0, stacklevel=4)
 
 
 def warn_of_funnel(
-    owner: str, svi: SVI, sites: SitesOfFit, start: SVIState, params: dict[str, Array], args: Any, kwargs: Any
+    svi: SVI, sites: SitesOfFit, start: SVIState, params: dict[str, Array], args: Any, kwargs: Any
 ) -> None:
     r"""Warn of a spread of several values, as those in a plate, that has gone to zero because both are points.
 
     The density :math:`\prod_g N(e_g; m, \tau^2)` is unbounded where all :math:`e_g = m` and :math:`\tau` tends to zero.
 
     Args:
-        owner: the function that fits, called by the user.
         svi: what is fitted.
         sites: of the fit.
         start: the state before the first step.
@@ -245,7 +248,7 @@ def warn_of_funnel(
             values = {site: params[loc] for site, loc in points.items()}
             if _prior_depends(partial(svi.model, *args, **kwargs, **svi.static_kwargs), params, values, other, name):
                 warnings.warn(
-                    f"{owner}: {name!r} ends at {spread:.2g}, where all values of {other!r} are equal: with a point "
+                    f"{caller()}: {name!r} ends at {spread:.2g}, where all values of {other!r} are equal: with a point "
                     "for each, Delta(), the density has no bound as the spread that they share goes to zero; give both "
                     "a distribution, dgp.guides.InducingPoint(model, latent=dgp.guides.Normal(), "
                     "other=dgp.guides.Normal()), or run NUTS on dgp.for_mcmc(model)",
@@ -275,31 +278,30 @@ def _deviation(values: np.ndarray) -> float:
     return float(min(found, np.log(values).std(0).max()) if (values > 0).all() else found)
 
 
-def _require_initial_value(owner: str, name: Any, value: Any, known: dict[str, ProgramSite]) -> None:
+def _require_initial_value(name: Any, value: Any, known: dict[str, ProgramSite]) -> None:
     """Raise unless a value can be the initial value of a parameter."""
     if name not in known:
         near = nearest(str(name), known)
         found = f"the nearest is {near!r}, " if near else ""
         names = f"{list(known)[:_SHOWN]}{' and more' if len(known) > _SHOWN else ''}"
-        raise ValueError(
-            f"{owner}: expected names of parameters in init_params, got {name!r}: {found}and all are {names}"
-        )
+        raise expected("names of parameters in init_params", repr(name), f"{found}and all are {names}")
     site = known[name]
-    where = f"{owner}: expected init_params[{name!r}] to"
-    found, expected = (jax.tree.map(jnp.shape, v) for v in (value, site.value))
-    if found != expected:
-        raise ValueError(f"{where} have shape {expected}, got {found}: pass one value for every entry")
+    where = f"init_params[{name!r}] to"
+    got, shape = (jax.tree.map(jnp.shape, v) for v in (value, site.value))
+    expect(got == shape, f"{where} have shape {shape}", got, "pass one value for every entry")
     for given, like in zip(jax.tree.leaves(value), jax.tree.leaves(site.value), strict=True):
         if not is_concrete(given) or inside_transformation():  # where what is computed from known values is not known
             return
-        if np.asarray(given).dtype.kind not in "biufcV":
-            raise ValueError(f"{where} be numbers, got {type(given).__name__}: pass arrays, as in svi_result.params")
-        if jnp.issubdtype(like.dtype, jnp.floating) and not jnp.issubdtype(jnp.result_type(given), jnp.floating):
-            raise ValueError(f"{where} be floating-point, got {jnp.result_type(given)}: write 1.0 instead of 1")
-        if not np.isfinite(np.asarray(given)).all():
-            raise ValueError(f"{where} be finite, got NaN or infinite values: take them from a fit that converged")
-        if site.constraint is not None and not np.all(site.constraint(jnp.asarray(given))):
-            raise ValueError(
-                f"{where} satisfy the parameter's constraint {site.distribution}, got values outside it: pass "
-                "constrained values, as in svi_result.params"
-            )
+        number = np.asarray(given).dtype.kind in "biufcV"
+        expect(number, f"{where} be numbers", type(given).__name__, "pass arrays, as in svi_result.params")
+        dtype = jnp.result_type(given)
+        floats = jnp.issubdtype(like.dtype, jnp.floating) <= jnp.issubdtype(dtype, jnp.floating)
+        expect(floats, f"{where} be floating-point", dtype, "write 1.0 instead of 1")
+        finite = np.isfinite(np.asarray(given)).all()
+        expect(finite, f"{where} be finite", "NaN or infinite values", "take them from a fit that converged")
+        expect(
+            site.constraint is None or np.all(site.constraint(jnp.asarray(given))),
+            f"{where} satisfy the parameter's constraint {site.distribution}",
+            "values outside it",
+            "pass constrained values, as in svi_result.params",
+        )

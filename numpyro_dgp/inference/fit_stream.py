@@ -25,7 +25,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
-from numpyro_dgp._checks import require_count, require_finite_leaves, require_key, require_keywords, taking_the_loss
+from numpyro_dgp._checks import (
+    expect,
+    expected,
+    require_count,
+    require_finite_leaves,
+    require_key,
+    require_keywords,
+    taking_the_loss,
+)
 from numpyro_dgp._compiled import Compiled, one_thread
 from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array
@@ -62,10 +70,10 @@ def require_row_counts(sites: SitesOfFit, guide: str, batch: int, rows: int) -> 
     plates = {p for site in observed.values() for p, size in site.plates.items() if size == batch}
     if batch != rows and observed and all(site.scale == 1 for site in observed.values()):
         where = ", ".join(f"{plate}=stream.num_rows" for plate in sorted(plates)) or "data=stream.num_rows"
-        raise ValueError(
-            f"fit_stream: expected observed sites that count every row of a batch {rows} / {batch} times, got "
-            f"{list(observed)} that count it once: wrap the program, model = dgp.minibatch(model, {where}), and make "
-            "the guide of that"
+        raise expected(
+            f"observed sites that count every row of a batch {rows} / {batch} times",
+            f"{list(observed)} that count it once",
+            f"wrap the program, model = dgp.minibatch(model, {where}), and make the guide of that",
         )
     for name, site in observed.items():
         if len(site.plates) == 1 and plates & site.plates.keys() and not _close(site.scale, rows / batch):
@@ -87,16 +95,19 @@ def _require_amortised(sites: SitesOfFit, guide: str, plates: set[str]) -> None:
     )
     for name, site in sites.parameters.items():
         if site.per_row and plates & site.plates.keys():
-            raise ValueError(f"fit_stream: expected no parameters per row in {guide}, got {name!r}: {cure}")
+            raise expected(f"no parameters per row in {guide}", repr(name), cure)
     for name, site in sites.model.items():
         q: ProgramSite | None = sites.guide.get(name)
         if site.kind != "sample" or q is None or not plates & site.plates.keys():
             continue
         if not plates & q.plates.keys() or not _close(q.scale, site.scale):
-            raise ValueError(
-                f"fit_stream: expected {guide} to count site {name!r}, with a value per row, as the model does, "
-                f"{site.scale:.6g} times in plates {list(site.plates)}, got {q.scale:.6g} times in plates "
-                f"{list(q.plates)}: {cure}"
+            raise expected(
+                (
+                    f"{guide} to count site {name!r}, with a value per row, as the model does, {site.scale:.6g} "
+                    f"times in plates {list(site.plates)}"
+                ),
+                f"{q.scale:.6g} times in plates {list(q.plates)}",
+                cure,
             )
 
 
@@ -163,12 +174,12 @@ def fit_stream(
         >>> dgp.fit_stream(svi, jax.random.key(0), 40, stream, progress_bar=False).losses.shape
         (40,)
     """
-    require_svi("fit_stream", svi)
-    require_compiling_itself("fit_stream", rng_key)
-    require_key("fit_stream", rng_key)
-    require_keywords("fit_stream", fit_stream.__kwdefaults__, svi.model, kwargs)
-    require_count("fit_stream", "num_steps", num_steps, "5000")
-    file = CheckpointFile.of("fit_stream", checkpoint, writes=jax.process_index() == 0)
+    require_svi(svi)
+    require_compiling_itself(rng_key)
+    require_key(rng_key)
+    require_keywords(fit_stream.__kwdefaults__, svi.model, kwargs)
+    require_count("num_steps", num_steps, "5000")
+    file = CheckpointFile.of(checkpoint, writes=jax.process_index() == 0)
     mesh = None if devices is None else Mesh(np.asarray(devices), ("rows",))
     first = _first_batch(stream, 1 if mesh is None else mesh.size)
 
@@ -178,9 +189,9 @@ def fit_stream(
         batches = _read_ahead(pool, partial(_placed, stream, [a.shape for a in first], mesh), num_steps)
 
         arrays = list(map(jnp.asarray, first))
-        start, sites = start_of_fit("fit_stream", svi, rng_key, lambda a: (tuple(a), kwargs), arrays, init_params)
+        start, sites = start_of_fit(svi, rng_key, lambda a: (tuple(a), kwargs), arrays, init_params)
         require_row_counts(sites, type(svi.guide).__name__, len(first[0]), stream.num_rows)
-        with taking_the_loss("fit_stream"):
+        with taking_the_loss():
             update = compiled.at(start, tuple(arrays))
         if checkpoint is not None:
             step = compiled.trace(start, tuple(arrays))
@@ -201,8 +212,8 @@ def fit_stream(
 
         steps = Steps(advance, evaluate, partial(_everywhere, mesh=mesh))
         result = run_steps(svi, start, num_steps, steps, file, progress_bar)
-    warn_of_first_loss("fit_stream", sites, arrays, result.losses)
-    warn_of_funnel("fit_stream", svi, sites, start, result.params, arrays, kwargs)
+    warn_of_first_loss(sites, arrays, result.losses)
+    warn_of_funnel(svi, sites, start, result.params, arrays, kwargs)
     return result
 
 
@@ -216,24 +227,25 @@ def _arguments(stream: BatchSource, first: tuple[np.ndarray, ...], kwargs: dict[
 def _first_batch(stream: BatchSource, devices: int) -> tuple[np.ndarray, ...]:
     """The batch of step 0, after checks: as many rows in every array, a multiple of the number of devices, and numbers
     that stay apart in the default precision."""
-    if not isinstance(stream, BatchSource):
-        raise ValueError(
-            f"fit_stream: expected a source of batches, with num_rows and batch(step), got {type(stream).__name__}: "
-            "try dgp.Stream((X, y), batch_size=1000)"
-        )
-    require_count(type(stream).__name__, "num_rows", stream.num_rows, "the length of its arrays")
+    expect(
+        isinstance(stream, BatchSource),
+        "a source of batches, with num_rows and batch(step)",
+        type(stream).__name__,
+        "try dgp.Stream((X, y), batch_size=1000)",
+    )
+    require_count("num_rows", stream.num_rows, "the length of its arrays")
     found = stream.batch(0)
     shapes = [np.shape(a) for a in found] if isinstance(found, tuple) else []
     if not shapes or () in shapes or len({shape[0] for shape in shapes}) > 1:
-        raise ValueError(
-            "fit_stream: expected batch(0) to be a tuple of arrays with equally many rows, got "
-            f"{shapes or type(found).__name__}: return (X[rows], y[rows])"
+        raise expected(
+            "batch(0) to be a tuple of arrays with equally many rows",
+            shapes or type(found).__name__,
+            "return (X[rows], y[rows])",
         )
     rows = shapes[0][0]
     if rows % devices:
-        raise ValueError(
-            f"fit_stream: expected a batch size that is a multiple of the {devices} devices, got {rows}: "
-            f"try {-(-rows // devices) * devices}"
+        raise expected(
+            f"a batch size that is a multiple of the {devices} devices", rows, f"try {-(-rows // devices) * devices}"
         )
     for a in found:
         as_array("data in the batch of step 0", a)
@@ -244,9 +256,10 @@ def _placed(stream: BatchSource, shapes: list[tuple[int, ...]], mesh: Mesh | Non
     """The batch of a step on its devices; with several hosts, each transfers its share of the rows."""
     arrays = [np.asarray(a) for a in stream.batch(step)]
     if [a.shape for a in arrays] != shapes:
-        raise ValueError(
-            f"fit_stream: expected batches of one size, of shapes {shapes} as in step 0, got "
-            f"{[a.shape for a in arrays]} in step {step}: keep rows that are left over for a later batch"
+        raise expected(
+            f"batches of one size, of shapes {shapes} as in step 0",
+            f"{[a.shape for a in arrays]} in step {step}",
+            "keep rows that are left over for a later batch",
         )
     batch = [a.astype(jax.dtypes.canonicalize_dtype(a.dtype)) for a in arrays]
     require_finite_leaves(f"data in the batch of step {step}", batch)

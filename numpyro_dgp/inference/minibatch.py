@@ -7,7 +7,7 @@ from typing import Any
 
 from numpyro.primitives import Messenger
 
-from numpyro_dgp._checks import require_count
+from numpyro_dgp._checks import expect, expected, require_count
 from numpyro_dgp._numpyro import active, of_this_run
 from numpyro_dgp._repr import described
 from numpyro_dgp.analysis.checks import ALL_ROWS, require
@@ -49,16 +49,16 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
     def __init__(self, fn: Callable[..., Any] | None = None, **rows: int) -> None:
         self.rows = rows
         self._seen: list[set[str]] = []  # for every run in progress, the plates met so far
-        if not rows:
-            raise ValueError("minibatch: expected the number of rows of a plate, got none: minibatch(model, data=1000)")
+        expect(rows, "the number of rows of a plate", "none", "minibatch(model, data=1000)")
         for name, count in rows.items():
             whole = int(count) if isinstance(count, float) and count % 1 == 0 else count  # 1e9
-            require_count("minibatch", name, whole, "the number of all rows, len(X) or stream.num_rows")
-        if fn is not None and not callable(fn):
-            raise ValueError(
-                f"minibatch: expected a program, got {type(fn).__name__}: minibatch(model, data=1000), with the rows "
-                "themselves as arguments of what it returns"
-            )
+            require_count(name, whole, "the number of all rows, len(X) or stream.num_rows")
+        expect(
+            fn is None or callable(fn),
+            "a program",
+            type(fn).__name__,
+            "minibatch(model, data=1000), with the rows themselves as arguments of what it returns",
+        )
         super().__init__(fn)
 
     def __repr__(self) -> str:
@@ -67,11 +67,12 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
     def __enter__(self) -> None:
         for other in of_this_run():
             twice = sorted(self.rows.keys() & other.rows.keys()) if isinstance(other, minibatch) else []
-            if twice:
-                raise ValueError(
-                    f"minibatch: expected one such handler around the plates {twice}, got two, which would multiply "
-                    "how often a row counts: wrap the program once"
-                )
+            expect(
+                not twice,
+                f"one such handler around the plates {twice}",
+                "two, which would multiply how often a row counts",
+                "wrap the program once",
+            )
         self._seen.append(set())
         super().__enter__()
 
@@ -80,9 +81,10 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
         missing = [name for name in self.rows if name not in self._seen[-1]]
         self._seen.pop()
         if missing and exc_type is None:
-            raise ValueError(
-                f"minibatch: expected the program to have the plates {sorted(self.rows)}, got none named {missing}: "
-                "name them as in numpyro.plate(name, ...)"
+            raise expected(
+                f"the program to have the plates {sorted(self.rows)}",
+                f"none named {missing}",
+                "name them as in numpyro.plate(name, ...)",
             )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -103,22 +105,27 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
     def _check(self, name: str, size: int, subsample_size: int | None) -> None:
         self._seen[-1].add(name)
         if subsample_size not in (None, size) or size > self.rows[name]:
-            raise ValueError(
-                f"minibatch: expected plate {name!r} to hold a batch of at most {self.rows[name]} rows, passed as "
-                f"arguments, got size {size} with subsample_size {subsample_size}: leave subsampling to the arguments"
+            raise expected(
+                f"plate {name!r} to hold a batch of at most {self.rows[name]} rows, passed as arguments",
+                f"size {size} with subsample_size {subsample_size}",
+                "leave subsampling to the arguments",
             )
         for other in active():
             if isinstance(other, require) and ALL_ROWS in other.checks and size != self.rows[name]:
-                raise ValueError(
-                    f"{other.owner}: expected all {self.rows[name]} rows that dgp.minibatch counts in plate {name!r}, "
-                    f"got {size}, each of which would count {self.rows[name] / size:.6g} times: pass the program "
-                    "itself, without dgp.minibatch, and a guide of it, with the same parameters"
+                raise expected(
+                    f"all {self.rows[name]} rows that dgp.minibatch counts in plate {name!r}",
+                    f"{size}, each of which would count {self.rows[name] / size:.6g} times",
+                    "pass the program itself, without dgp.minibatch, and a guide of it, with the same parameters",
                 )
 
     def _scale(self, msg: Message, factor: float, plate: str) -> None:
         if msg["type"] == "param":
-            raise ValueError(
-                f"minibatch: expected no parameters per row in plate {plate!r}, got {msg['name']!r}: its rows change "
-                "from batch to batch; use an amortised guide (guides.Amortised), or subsample inside the program"
+            raise expected(
+                f"no parameters per row in plate {plate!r}",
+                repr(msg["name"]),
+                (
+                    "its rows change from batch to batch; use an amortised guide (guides.Amortised), or "
+                    "subsample inside the program"
+                ),
             )
         msg["scale"] = factor if msg["scale"] is None else factor * msg["scale"]

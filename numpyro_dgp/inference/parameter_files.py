@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._typing import Array
 
 __all__ = [
@@ -58,21 +59,19 @@ def partial_files(path: Path) -> list[Path]:
     return [p for p in path.parent.iterdir() if p.name.startswith(name) and p.name.endswith(".part")]
 
 
-def require_file_path(owner: str, what: str, path: Any, example: str) -> None:
+def require_file_path(what: str, path: Any, example: str) -> None:
     """Raise unless ``path`` can be the path of a file.
 
     Args:
-        owner: who reads or writes.
         what: the argument.
         path: its value.
         example: a name of a file.
     """
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        raise ValueError(f'{owner}: expected {what} to be a path, got {path!r}: try "{example}"')
+    expect(
+        isinstance(path, str | os.PathLike) and os.fspath(path), f"{what} to be a path", repr(path), f'try "{example}"'
+    )
     if Path(path).is_dir():
-        raise ValueError(
-            f'{owner}: expected {what} to be the path of a file, got the folder {path}: add a name, "{example}"'
-        )
+        raise expected(f"{what} to be the path of a file", f"the folder {path}", f'add a name, "{example}"')
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: dict[str, Any]) -> None:
@@ -95,11 +94,10 @@ def write_arrays(path: str | os.PathLike[str], arrays: dict[str, Any]) -> None:
         raise
 
 
-def read_arrays(owner: str, path: str | os.PathLike[str], hint: str) -> dict[str, np.ndarray]:
+def read_arrays(path: str | os.PathLike[str], hint: str) -> dict[str, np.ndarray]:
     """The arrays of an ``.npz`` file by name.
 
     Args:
-        owner: the function that reads, for its messages.
         path: the file.
         hint: what to do about a file that cannot be read.
 
@@ -120,7 +118,7 @@ def read_arrays(owner: str, path: str | os.PathLike[str], hint: str) -> dict[str
         file.seek(0)
         whole = file.read(2) != b"PK"
     kind = "an empty file" if not size else "no .npz file" if whole else f"a damaged or truncated file{reason}"
-    raise ValueError(f"{owner}: expected a file of arrays, got {kind}, {size} bytes, in {path}: {hint}")
+    raise expected("a file of arrays", f"{kind}, {size} bytes, in {path}", hint)
 
 
 def save(path: str | os.PathLike[str], params: dict[str, Any]) -> None:
@@ -141,10 +139,9 @@ def save(path: str | os.PathLike[str], params: dict[str, Any]) -> None:
         >>> sorted(load(file)), load(file)["net$params"]["w"].shape
         (['ls_auto_loc', 'net$params'], (3,))
     """
-    if not isinstance(params, dict):
-        raise ValueError(f"save: expected a dict of arrays, got {type(params).__name__}: save(path, svi_result.params)")
-    require_file_path("save", "path", path, "posterior.npz")
-    write_arrays(path, entries_of("save", params))
+    expect(isinstance(params, dict), "a dict of arrays", type(params).__name__, "save(path, svi_result.params)")
+    require_file_path("path", path, "posterior.npz")
+    write_arrays(path, entries_of(params))
 
 
 def load(path: str | os.PathLike[str], *, like: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -172,15 +169,14 @@ def load(path: str | os.PathLike[str], *, like: dict[str, Any] | None = None) ->
         >>> print(dgp.load(file)["noise"])
         0.5
     """
-    require_file_path("load", "path", path, "posterior.npz")
-    return params_of("load", path, read_arrays("load", path, "check the name; dgp.save writes such files"), like)
+    require_file_path("path", path, "posterior.npz")
+    return params_of(path, read_arrays(path, "check the name; dgp.save writes such files"), like)
 
 
-def entries_of(owner: str, params: Mapping[str, Any]) -> dict[str, Any]:
+def entries_of(params: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters as arrays by name, to be written to a file.
 
     Args:
-        owner: the function that writes, for its messages.
         params: a dict of arrays, or of trees of arrays.
 
     Raises:
@@ -189,36 +185,34 @@ def entries_of(owner: str, params: Mapping[str, Any]) -> dict[str, Any]:
     entries = {}
     for where, value in jax.tree.leaves_with_path(params):
         if np.asarray(value).dtype.kind == "V":  # NumPy's files forget which dtype of another package it was
-            raise ValueError(
-                f"{owner}: expected numbers of a dtype that NumPy has at params{jax.tree_util.keystr(where)}, got "
-                f"{np.asarray(value).dtype}: convert them, value.astype(jnp.float32)"
+            raise expected(
+                f"numbers of a dtype that NumPy has at params{jax.tree_util.keystr(where)}",
+                np.asarray(value).dtype,
+                "convert them, value.astype(jnp.float32)",
             )
         if np.asarray(value).dtype.kind not in "biufc":
-            raise ValueError(
-                f"{owner}: expected numbers at params{jax.tree_util.keystr(where)}, got {type(value).__name__}: leave "
-                "it out"
-            )
+            raise expected(f"numbers at params{jax.tree_util.keystr(where)}", type(value).__name__, "leave it out")
         if wrong := [p.key for p in where if isinstance(p, jax.tree_util.DictKey) and not isinstance(p.key, str | int)]:
-            raise ValueError(
-                f"{owner}: expected names in dicts to be text, got {wrong[0]!r} at params"
-                f"{jax.tree_util.keystr(where)}, which a file does not give back: rename it"
+            raise expected(
+                "names in dicts to be text",
+                f"{wrong[0]!r} at params{jax.tree_util.keystr(where)}, which a file does not give back",
+                "rename it",
             )
         entries[_name(where)] = value
     return entries
 
 
-def require_dicts(owner: str, params: Mapping[str, Any]) -> None:
+def require_dicts(params: Mapping[str, Any]) -> None:
     """Raise where parameters are in other containers than dicts, which a file cannot tell by itself."""
     for where, _ in jax.tree.leaves_with_path(params):
         if not all(isinstance(part, jax.tree_util.DictKey) for part in where):
-            raise ValueError(
-                f"{owner}: expected arrays in dicts, got params{jax.tree_util.keystr(where)}: turn the other container "
-                "into a dict"
+            raise expected(
+                "arrays in dicts", f"params{jax.tree_util.keystr(where)}", "turn the other container into a dict"
             )
 
 
 def params_of(
-    owner: str, path: str | os.PathLike[str], entries: Mapping[str, np.ndarray], like: dict[str, Any] | None = None
+    path: str | os.PathLike[str], entries: Mapping[str, np.ndarray], like: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Parameters from what :func:`entries_of` gave, in the containers of ``like``.
 
@@ -230,45 +224,48 @@ def params_of(
         try:
             *parents, last = json.loads(name)
         except (ValueError, TypeError) as error:
-            raise ValueError(
-                f"{owner}: expected a file written by dgp.save, got {path} with entry {name!r}: read it by numpy.load"
+            raise expected(
+                "a file written by dgp.save", f"{path} with entry {name!r}", "read it by numpy.load"
             ) from error
-        if like is None and any(isinstance(part, dict) for part in (*parents, last)):
-            raise ValueError(
-                f"{owner}: expected like= for parameters in other containers than dicts, got none for {name} in "
-                f"{path}: dgp.load(path, like=svi.get_params(svi.init(key, X, y))), with program and guide of the fit"
-            )
+        expect(
+            like is not None or not any(isinstance(part, dict) for part in (*parents, last)),
+            "like= for parameters in other containers than dicts",
+            f"none for {name} in {path}",
+            "dgp.load(path, like=svi.get_params(svi.init(key, X, y))), with program and guide of the fit",
+        )
         if like is None:
             node = params
             for parent in parents:
                 node = node.setdefault(parent, {})
-            node[last] = _held(owner, name, value)
-    return params if like is None else _in_containers(owner, path, entries, like)
+            node[last] = _held(name, value)
+    return params if like is None else _in_containers(path, entries, like)
 
 
 def _in_containers(
-    owner: str, path: str | os.PathLike[str], entries: Mapping[str, np.ndarray], like: dict[str, Any]
+    path: str | os.PathLike[str], entries: Mapping[str, np.ndarray], like: dict[str, Any]
 ) -> dict[str, Any]:
     leaves, treedef = jax.tree.flatten_with_path(like)
     names = [_name(where) for where, _ in leaves]
     if other := sorted(set(names) ^ set(entries)):
-        raise ValueError(
-            f"{owner}: expected like= with the names of {path}, got another one at {', '.join(other[:3])}: take the "
-            "parameters of the same program and guide"
+        raise expected(
+            f"like= with the names of {path}",
+            f"another one at {', '.join(other[:3])}",
+            "take the parameters of the same program and guide",
         )
-    return jax.tree.unflatten(treedef, [_held(owner, name, entries[name]) for name in names])
+    return jax.tree.unflatten(treedef, [_held(name, entries[name]) for name in names])
 
 
-def _held(owner: str, name: str, value: np.ndarray) -> Array:
+def _held(name: str, value: np.ndarray) -> Array:
     """A parameter as an array of JAX; it would wrap whole numbers around, and make large ones infinite."""
     held = jax.dtypes.canonicalize_dtype(value.dtype)
     with np.errstate(over="ignore"):
         cast = value.astype(held)
     same = cast == value if value.dtype.kind in "iu" else np.isfinite(cast) == np.isfinite(value)
     if not same.all():
-        raise ValueError(
-            f"{owner}: expected parameters within the range of {held}, got {value[~same].flat[0]:g} of "
-            f'{value.dtype} in {name}: switch on jax.config.update("jax_enable_x64", True), as in the fit'
+        raise expected(
+            f"parameters within the range of {held}",
+            f"{value[~same].flat[0]:g} of {value.dtype} in {name}",
+            'switch on jax.config.update("jax_enable_x64", True), as in the fit',
         )
     return jnp.asarray(cast)
 

@@ -83,7 +83,7 @@ def sites_of_fit(svi: SVI, rebuild: Rebuild, arrays: list[Array]) -> SitesOfFit:
     def run(key: Array, arrays: list[Array]) -> tuple[()]:
         args, kwargs = rebuild(arrays)
         kwargs = {**kwargs, **svi.static_kwargs}
-        checked = require("fit", OUTSIDE_TRANSFORMATIONS)
+        checked = require(OUTSIDE_TRANSFORMATIONS)
         with handlers.block(), handlers.trace() as guide, handlers.seed(rng_seed=key), checked:
             svi.guide(*args, **kwargs)
         if getattr(svi.loss, "multi_sample_guide", False):  # its sites have several values, the model takes one

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from numpyro_dgp._checks import require_count
+from numpyro_dgp._checks import expect, expected, require_count
 from numpyro_dgp._repr import brief
 
 __all__ = ["BatchSource", "Stream"]
@@ -94,23 +94,18 @@ class Stream(BatchSource):
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "block", "window"):
-            require_count("Stream", name, getattr(self, name), "256")
+            require_count(name, getattr(self, name), "256")
         arrays = self.arrays if isinstance(self.arrays, tuple | list) else None
         if arrays is None or any(isinstance(a, str | os.PathLike) or not np.ndim(a) for a in arrays):
             kinds = type(self.arrays).__name__ if arrays is None else [type(a).__name__ for a in arrays]
-            raise ValueError(
-                f"Stream: expected a tuple of arrays with a row per datum, got {kinds}: pass (X, y), or paths to "
-                "Stream.open"
-            )
+            raise expected("a tuple of arrays with a row per datum", kinds, "pass (X, y), or paths to Stream.open")
         if not isinstance(self.seed, int | np.integer) or self.seed < 0:
-            raise ValueError(f"Stream: expected seed to be an integer that is not negative, got {self.seed!r}: try 0")
+            raise expected("seed to be an integer that is not negative", repr(self.seed), "try 0")
         lengths = [len(a) for a in arrays]
-        if not lengths or len(set(lengths)) > 1:
-            raise ValueError(f"Stream: expected arrays of equal length, got lengths {lengths}: pass (X, y)")
+        expect(lengths and len(set(lengths)) <= 1, "arrays of equal length", f"lengths {lengths}", "pass (X, y)")
         if self.batch_size > lengths[0]:
-            raise ValueError(
-                f"Stream: expected at most {lengths[0]} rows per batch, one epoch, got batch_size={self.batch_size}: "
-                "make it smaller"
+            raise expected(
+                f"at most {lengths[0]} rows per batch, one epoch", f"batch_size={self.batch_size}", "make it smaller"
             )
 
     @classmethod

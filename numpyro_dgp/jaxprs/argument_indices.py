@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend import core
 from jax.lax import GatherScatterMode
 
-from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._checks import expected, is_concrete
 from numpyro_dgp.jaxprs.walk import called_jaxpr
 
 __all__ = ["ArgumentIndices", "Outside", "require_inside"]
@@ -49,20 +49,22 @@ class Outside(NamedTuple):
     axis: int
 
 
-def require_inside(owner: str, found: Sequence[Outside]) -> None:
+def require_inside(found: Sequence[Outside]) -> None:
     """Raise if indices are outside.
 
     Args:
-        owner: who asks for what the program computes.
         found: by :meth:`ArgumentIndices.outside`.
     """
     for worst, shape, axis in found:
         rows = shape[axis]
-        raise ValueError(
-            f"{owner}: expected indices from 0 to {rows - 1} for an array of shape {shape}, which has {rows} row(s) "
-            f"along axis {axis}, got {worst} among the arguments: JAX would take another row, the last one; give a "
-            f"group without data a place of its own, numpyro.plate('groups', {rows + 1}), or write what it has, "
-            f"jnp.where(i < {rows}, array[i], 0.0)"
+        raise expected(
+            (f"indices from 0 to {rows - 1} for an array of shape {shape}, which has {rows} row(s) along axis {axis}"),
+            f"{worst} among the arguments",
+            (
+                "JAX would take another row, the last one; give a group without data a place of its own, "
+                f"numpyro.plate('groups', {rows + 1}), or write what it has, jnp.where(i < {rows}, array[i], "
+                "0.0)"
+            ),
         )
 
 

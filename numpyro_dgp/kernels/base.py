@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_inputs
+from numpyro_dgp._checks import expect, expected, require_inputs
 from numpyro_dgp._data import as_floats, as_numbers
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike, Number, pytree, static
@@ -135,11 +135,17 @@ class Covariance:
         Not inherited: a subclass may compute another kernel. One with the same closed form says so:
         ``def tilts(self, dims): return RBF(self.variance, self.lengthscale).tilts(dims)``.
         """
-        raise ValueError(
-            "expected a kernel with expectations in closed form (RBF, Linear, Polynomial, Constant, kernels of "
-            f"labels, their sums, products and .on(...)), got {type(self).__name__}: pass "
-            "integrate=dgp.likelihoods.GaussHermite(20) for up to three input columns, or "
-            "integrate=dgp.likelihoods.MonteCarlo(1000, key) for any number; or define tilts(dims) on the kernel"
+        raise expected(
+            (
+                "a kernel with expectations in closed form (RBF, Linear, Polynomial, Constant, kernels of "
+                "labels, their sums, products and .on(...))"
+            ),
+            type(self).__name__,
+            (
+                "pass integrate=dgp.likelihoods.GaussHermite(20) for up to three input columns, or "
+                "integrate=dgp.likelihoods.MonteCarlo(1000, key) for any number; or define tilts(dims) on "
+                "the kernel"
+            ),
         )
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Array:
@@ -163,20 +169,20 @@ class Covariance:
         return self.evaluate(X, X)
 
     def _inputs(self, *arrays: ArrayLike) -> tuple[Array, ...]:
-        owner = f"kernel {type(self).__name__}"
-        arrays = tuple(as_numbers(f"inputs of {owner}", array) for array in arrays)
+        arrays = tuple(as_numbers("inputs", array) for array in arrays)
         for array in arrays:
-            require_inputs(owner, array)
+            require_inputs(array)
         columns = {np.shape(array)[-1] for array in arrays}
         if len(columns) > 1:
-            raise ValueError(
-                f"{owner}: expected two sets of inputs with the same number of columns, got "
-                f"{' and '.join(str(np.shape(a)) for a in arrays)}: rows are data, columns dimensions"
+            raise expected(
+                "two sets of inputs with the same number of columns",
+                " and ".join(str(np.shape(a)) for a in arrays),
+                "rows are data, columns dimensions",
             )
         for array in arrays:
             self.check_inputs(array)
         dtype = jnp.result_type(*arrays, float)
-        return tuple(as_floats(f"inputs of {owner}", array).astype(dtype) for array in arrays)
+        return tuple(as_floats("inputs", array).astype(dtype) for array in arrays)
 
     def cast(self, dtype: jnp.dtype) -> Any:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), self)
@@ -189,12 +195,16 @@ def matrix(function: Callable[[Array, Array], Any], X1: Array, X2: Array) -> Any
         ValueError: it is no such matrix.
     """
     found, expected = function(X1, X2), (X1.shape[-2], X2.shape[-2])
-    if np.shape(found)[-2:] != expected:
-        raise ValueError(
-            f"kernel: expected a function from inputs {X1.shape} and {X2.shape} to a matrix {expected}, got shape "
-            f"{np.shape(found)}: write it for arrays of inputs and not for two points; of a function k(x, y) of two "
-            "points it is jax.vmap(lambda x: jax.vmap(lambda y: k(x, y))(X2))(X1)"
-        )
+    expect(
+        np.shape(found)[-2:] == expected,
+        f"a function from inputs {X1.shape} and {X2.shape} to a matrix {expected}",
+        f"shape {np.shape(found)}",
+        (
+            "write it for arrays of inputs and not for two points; of a function k(x, y) of two points "
+            "it is jax.vmap(lambda x: jax.vmap(lambda y: k(x, y))(X2))(X1)"
+        ),
+        at="kernel",
+    )
     return found
 
 
@@ -389,17 +399,22 @@ class ActiveDims(Kernel):
 
     def __post_init__(self) -> None:
         dims = tuple(found for d in self.dims if (found := column_number(d)) is not None)
-        if not dims or len(dims) < len(self.dims):
-            raise ValueError(
-                f"kernel.on(*dims): expected column numbers counted from 0, got {self.dims}: for example RBF().on(0, 2)"
-            )
+        expect(
+            dims and len(dims) >= len(self.dims),
+            "column numbers counted from 0",
+            self.dims,
+            "for example RBF().on(0, 2)",
+            at="kernel.on(*dims)",
+        )
         object.__setattr__(self, "dims", dims)
 
     def _columns(self, X: Array) -> Array:
         if X.shape[-1] <= max(self.dims):
-            raise ValueError(
-                f"kernel.on{self.dims}: expected inputs with at least {max(self.dims) + 1} columns, "
-                f"got shape {X.shape}: columns are counted from 0"
+            raise expected(
+                f"inputs with at least {max(self.dims) + 1} columns",
+                f"shape {X.shape}",
+                "columns are counted from 0",
+                at=f"kernel.on{self.dims}",
             )
         return X[..., list(self.dims)]
 
@@ -568,7 +583,8 @@ def as_kernel(kernel: Any) -> Kernel:
         return FromCallable(kernel)
     if isinstance(kernel, int | float | np.number | jax.Array | np.ndarray) and np.ndim(kernel) == 0:
         return Constant(kernel)
-    raise ValueError(
-        f"expected a kernel, a callable k(X1, X2) or a positive number, got "
-        f"{getattr(kernel, '__name__', type(kernel).__name__)}: for example dgp.kernels.RBF()"
+    raise expected(
+        "a kernel, a callable k(X1, X2) or a positive number",
+        getattr(kernel, "__name__", type(kernel).__name__),
+        "for example dgp.kernels.RBF()",
     )

@@ -7,7 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import require_finite, require_scalar
+from numpyro_dgp._checks import expect, require_finite, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.hyperparameters import require_number
@@ -54,18 +54,13 @@ class Brownian(Kernel):
     origin: Number = 0.0
 
     def __post_init__(self) -> None:
-        owner = type(self).__name__
         require_number(self, "variance")
-        require_scalar(owner, "origin", self.origin)
-        require_finite(f"origin of {owner}", self.origin, "a place along the input, 0.0")
+        require_scalar("origin", self.origin)
+        require_finite("origin", self.origin, "a place along the input, 0.0")
 
     def _from_origin(self, X: Array) -> Array:
         """The column of inputs (..., N, 1), counted from the origin: (..., N)."""
-        if X.shape[-1] != 1:
-            raise ValueError(
-                f"kernel {type(self).__name__}: expected inputs with one column, got shape {X.shape}: "
-                "kernel.on(0) picks one"
-            )
+        expect(X.shape[-1] == 1, "inputs with one column", f"shape {X.shape}", "kernel.on(0) picks one")
         return X[..., 0] - self.origin
 
     def covariance(self, nearer: Array, further: Array) -> Array:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_count, require_finite, violated
+from numpyro_dgp._checks import caller, expect, expected, require_count, require_finite, violated
 from numpyro_dgp._data import own_numbers
 from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.kernels.base import ColumnError, Kernel, of_both
@@ -25,25 +25,25 @@ def is_label(labels: Any, levels: Any) -> Any:
     return (labels % 1 == 0) & (labels >= 0) & (labels < levels)
 
 
-def _require_columns(owner: str, X: Any, levels: tuple[int, ...]) -> None:
+def _require_columns(X: Any, levels: tuple[int, ...]) -> None:
     """Raise unless inputs (..., N, D) have one column for each number of levels."""
     if np.shape(X)[-1] != len(levels):
-        raise ValueError(
-            f"kernel {owner}: expected {len(levels)} column(s) of labels, got inputs of shape {np.shape(X)}: "
-            f"kernel.on(*columns) picks them, {owner}(...).on({', '.join(map(str, range(1, len(levels) + 1)))})"
+        raise expected(
+            f"{len(levels)} column(s) of labels",
+            f"inputs of shape {np.shape(X)}",
+            f"kernel.on(*columns) picks them, {caller()}(...).on({', '.join(map(str, range(1, len(levels) + 1)))})",
         )
 
 
-def require_labels(owner: str, X: Any, levels: tuple[int, ...], where: str | None = None) -> None:
+def require_labels(X: Any, levels: tuple[int, ...], where: str | None = None) -> None:
     """Raise where the columns of known inputs (..., N, D) are no labels from 0 to ``levels`` - 1, one number each.
 
     Args:
-        owner: the kernel.
         X: the columns.
         levels: L of every column.
         where: what to call the columns; by default each has its number, which ``kernel.on`` counts among all.
     """
-    _require_columns(owner, X, levels)
+    _require_columns(X, levels)
     if not violated(lambda X: is_label(X, np.array(levels)), X):
         return
     bad = ~is_label(np.asarray(X), np.array(levels))
@@ -55,7 +55,7 @@ def require_labels(owner: str, X: Any, levels: tuple[int, ...], where: str | Non
         else "say which columns are not numbers, dgp.initial.Standardizer.fit(X, keep=[...]), "
         "dgp.initial.kmeans(X, M, labels=[...]), dgp.guides.GlobalInducing(M, labels=[...])"
     )
-    before = f"kernel {owner}: expected labels 0 to {levels[column] - 1} in"
+    before = f"{caller()}: expected labels 0 to {levels[column] - 1} in"
     after = f", got {worst:g} ({int(bad.sum())} such value(s)): {advice}"
     raise ColumnError(before, column, after) if where is None else ValueError(f"{before} {where}{after}")
 
@@ -111,26 +111,27 @@ class Categorical(Kernel):
 
     def __post_init__(self) -> None:
         levels = tuple(self.levels) if isinstance(self.levels, list | tuple) else (self.levels,)
-        if not levels:
-            raise ValueError("Categorical: expected levels of at least one column, got (): Categorical(3)")
+        expect(levels, "levels of at least one column", "()", "Categorical(3)")
         for count in levels:
-            require_count("Categorical", "levels", count, "int(labels.max()) + 1")
+            require_count("levels", count, "int(labels.max()) + 1")
         object.__setattr__(self, "levels", tuple(map(int, levels)))
         require_number(self, "variance")
         lists_as_arrays(self, "correlation")
-        if np.shape(self.correlation) not in ((), (len(levels),)):
-            raise ValueError(
-                f"Categorical: expected a correlation of shape () or ({len(levels)},), got "
-                f"{np.shape(self.correlation)}: one per column"
-            )
+        expect(
+            np.shape(self.correlation) in ((), (len(levels),)),
+            f"a correlation of shape () or ({len(levels)},)",
+            np.shape(self.correlation),
+            "one per column",
+        )
         if violated(lambda r: (r >= 0) & (r <= 1), self.correlation):
-            raise ValueError(
-                f"expected the correlation of Categorical to be between 0 and 1, got {self.correlation}: give it a "
-                "Beta prior or constraint=constraints.unit_interval"
+            raise expected(
+                "the correlation of Categorical to be between 0 and 1",
+                self.correlation,
+                "give it a Beta prior or constraint=constraints.unit_interval",
             )
 
     def check_inputs(self, X: Any) -> None:
-        require_labels("Categorical", X, self.levels)
+        require_labels(X, self.levels)
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         self.check_inputs(X1)
@@ -154,7 +155,7 @@ class Categorical(Kernel):
         return values + self._nothing(X)[..., None]
 
     def _nothing(self, X: Array) -> Array:
-        _require_columns("Categorical", X, self.levels)
+        _require_columns(X, self.levels)
         return _nothing(X, self.levels)
 
 
@@ -195,20 +196,22 @@ class Embedding(Kernel):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "table", own_numbers("table of Embedding", self.table))
-        if np.ndim(self.table) != 2 or 0 in np.shape(self.table):
-            raise ValueError(
-                f"Embedding: expected a table of shape (L, Q), one row per category, got {np.shape(self.table)}: for "
-                "one number per category write table[:, None]"
-            )
+        expect(
+            np.ndim(self.table) == 2 and 0 not in np.shape(self.table),
+            "a table of shape (L, Q), one row per category",
+            np.shape(self.table),
+            "for one number per category write table[:, None]",
+        )
         require_finite("table of Embedding", self.table, "draw it from a Normal")
-        if not isinstance(self.kernel, Kernel):
-            raise ValueError(
-                f"Embedding: expected a kernel of the places, got {type(self.kernel).__name__}: for example "
-                "dgp.kernels.RBF(), or dgp.kernels.as_kernel(k) for a function k(X1, X2)"
-            )
+        expect(
+            isinstance(self.kernel, Kernel),
+            "a kernel of the places",
+            type(self.kernel).__name__,
+            "for example dgp.kernels.RBF(), or dgp.kernels.as_kernel(k) for a function k(X1, X2)",
+        )
 
     def check_inputs(self, X: Any) -> None:
-        require_labels("Embedding", X, np.shape(self.table)[:1])
+        require_labels(X, np.shape(self.table)[:1])
 
     def _places(self, X: Array) -> Array:
         self.check_inputs(X)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_count, require_finite
+from numpyro_dgp._checks import expect, expected, require_count, require_finite
 from numpyro_dgp._data import as_numbers, own_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.kernels.base import Kernel, as_kernel, expand
@@ -64,18 +64,23 @@ class Patches:
     def __post_init__(self) -> None:
         for name, lengths, shape in (("image", (2, 3), "(H, W) or (H, W, C)"), ("patch", (2,), "(h, w)")):
             sizes = getattr(self, name)
-            if not isinstance(sizes, tuple | list) or len(sizes) not in lengths:
-                raise ValueError(f"Patches: expected {name}={shape}, got {sizes!r}: Patches((28, 28), (5, 5))")
+            expect(
+                isinstance(sizes, tuple | list) and len(sizes) in lengths,
+                f"{name}={shape}",
+                repr(sizes),
+                "Patches((28, 28), (5, 5))",
+            )
             for size in sizes:
-                require_count("Patches", f"every number of {name}", size, "Patches((28, 28), (5, 5))")
+                require_count(f"every number of {name}", size, "Patches((28, 28), (5, 5))")
             object.__setattr__(self, name, tuple(map(int, sizes)))
-        require_count("Patches", "stride", self.stride, "1")
+        require_count("stride", self.stride, "1")
         if not isinstance(self.places, bool):
-            raise ValueError(f"Patches: expected places to be True or False, got {self.places!r}: places=True")
+            raise expected("places to be True or False", repr(self.places), "places=True")
         if self.patch[0] > self.image[0] or self.patch[1] > self.image[1]:
-            raise ValueError(
-                f"Patches: expected patches no larger than the image, {self.image[:2]}, got {self.patch}: the sizes of "
-                "a layer above are those of the grid below, Patches((*below.grid, outputs), patch)"
+            raise expected(
+                f"patches no larger than the image, {self.image[:2]}",
+                self.patch,
+                "the sizes of a layer above are those of the grid below, Patches((*below.grid, outputs), patch)",
             )
 
     @property
@@ -99,18 +104,19 @@ class Patches:
         """H W C, the numbers of one image."""
         return math.prod(self.image)
 
-    def require_images(self, owner: str, x: Any) -> None:
+    def require_images(self, x: Any) -> None:
         """Raise unless ``x`` has rows of as many numbers as an image has."""
         if np.ndim(x) < 1 or np.shape(x)[-1] != self.pixels:
-            raise ValueError(
-                f"{owner}: expected images {self.image} as rows of {self.pixels} numbers, got shape {np.shape(x)}: "
-                "images.reshape(len(images), -1); of values (..., R, C) at patches h.reshape(*h.shape[:-2], -1)"
+            raise expected(
+                f"images {self.image} as rows of {self.pixels} numbers",
+                f"shape {np.shape(x)}",
+                "images.reshape(len(images), -1); of values (..., R, C) at patches h.reshape(*h.shape[:-2], -1)",
             )
 
     def __call__(self, x: ArrayLike) -> Array:
         """The patches (..., R, D) of images (..., H W C)."""
         x = as_numbers("images", x)
-        self.require_images("Patches", x)
+        self.require_images(x)
         x = jnp.asarray(x)
         batch, (rows, columns) = x.shape[:-1], self.grid
         x = x.reshape(*batch, *self.image[:2], -1)
@@ -175,29 +181,34 @@ class Convolutional(Kernel):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kernel", as_kernel(self.kernel))
-        if not isinstance(self.patches, Patches):
-            raise ValueError(
-                f"Convolutional: expected patches=dgp.kernels.Patches(image, patch), got {type(self.patches).__name__}"
-                ": Convolutional(RBF(), dgp.kernels.Patches((28, 28), (5, 5)))"
-            )
+        expect(
+            isinstance(self.patches, Patches),
+            "patches=dgp.kernels.Patches(image, patch)",
+            type(self.patches).__name__,
+            "Convolutional(RBF(), dgp.kernels.Patches((28, 28), (5, 5)))",
+        )
         if self.weights is None:
             return
         object.__setattr__(self, "weights", own_numbers("weights of Convolutional", self.weights))
         if np.shape(self.weights) != (self.patches.count,):
-            raise ValueError(
-                f"Convolutional: expected weights of shape ({self.patches.count},), one per patch, got "
-                f"{np.shape(self.weights)}: None is the mean of all"
+            raise expected(
+                f"weights of shape ({self.patches.count},), one per patch",
+                np.shape(self.weights),
+                "None is the mean of all",
             )
         require_finite("weights of Convolutional", self.weights, "draw them from a Normal")
 
     def check_inputs(self, X: Any) -> None:
         if np.shape(X)[-1:] == (self.patches.size,) != (self.patches.pixels,):
-            raise ValueError(
-                f"kernel Convolutional: expected images of {self.patches.pixels} numbers, got patches, {np.shape(X)}: "
-                "as inducing inputs they are dgp.functions.InducingPatches(Z); a layer on single patches has the "
-                "kernel of these"
+            raise expected(
+                f"images of {self.patches.pixels} numbers",
+                f"patches, {np.shape(X)}",
+                (
+                    "as inducing inputs they are dgp.functions.InducingPatches(Z); a layer on single patches has "
+                    "the kernel of these"
+                ),
             )
-        self.patches.require_images("kernel Convolutional", X)
+        self.patches.require_images(X)
 
     def _weights(self, dtype: jnp.dtype) -> Array:
         R = self.patches.count

@@ -37,7 +37,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_inputs, violated
+from numpyro_dgp._checks import expect, expected, require_inputs, violated
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.kernels import Kernel, Term
 from numpyro_dgp.kernels.base import Factor, expand
@@ -111,7 +111,7 @@ def terms(kernel: Kernel, dims: int, dtype: jnp.dtype) -> tuple[Summed, ...]:
     return found
 
 
-def require_exact_labels(owner: str, kernel: Kernel, dims: int, variance: Array) -> None:
+def require_exact_labels(kernel: Kernel, dims: int, variance: Array) -> None:
     """Raise where known variances (N, D), or covariances (N, D, D), of labels are not zero."""
     found = {c for s in expand(kernel) for f in s.factors if f.kernel.of_labels for c in _columns_of(f, dims)}
     columns = np.array(sorted(found), int)
@@ -120,19 +120,21 @@ def require_exact_labels(owner: str, kernel: Kernel, dims: int, variance: Array)
         return (v if v.ndim == 2 else v[..., np.arange(dims), np.arange(dims)])[:, columns] == 0
 
     if violated(is_exact, variance):
-        raise ValueError(
-            f"{owner}: expected labels that are known exactly, got a variance in one of the columns "
-            f"{columns.tolist()}, which a kernel of labels looks at: their variance is 0; average over "
-            "uncertain ones"
+        raise expected(
+            "labels that are known exactly",
+            f"a variance in one of the columns {columns.tolist()}, which a kernel of labels looks at",
+            "their variance is 0; average over uncertain ones",
         )
 
 
 def _columns_of(factor: Factor, dims: int) -> tuple[int, ...]:
     columns = tuple(range(dims)) if factor.columns is None else factor.columns
     if max(columns) >= dims:
-        raise ValueError(
-            f"kernel.on{columns}: expected inputs with at least {max(columns) + 1} columns, got {dims}: columns are "
-            "counted from 0"
+        raise expected(
+            f"inputs with at least {max(columns) + 1} columns",
+            dims,
+            "columns are counted from 0",
+            at=f"kernel.on{columns}",
         )
     return columns
 
@@ -276,7 +278,7 @@ def psi0(kernel: Kernel, loc: ArrayLike, variance: ArrayLike, *, integrate: Inte
         >>> print(psi0(Linear(), jnp.array([[1.0]]), jnp.array([[3.0]])))  # 1 + 3
         [4.]
     """
-    m, v = _inputs("psi0", loc, variance)
+    m, v = _inputs(loc, variance)
     return each_row(m, v, 1, _statistics(kernel, m, v, integrate).diagonal)
 
 
@@ -301,7 +303,7 @@ def psi1(kernel: Kernel, loc: ArrayLike, variance: ArrayLike, Z: ArrayLike, *, i
 
     Source: Chamberlin (2016), section 4.8.2.
     """
-    m, v, z = _inputs("psi1", loc, variance, Z)
+    m, v, z = _inputs(loc, variance, Z)
     return each_row(m, v, z.size, partial(_statistics(kernel, m, v, integrate).values, z, ()))
 
 
@@ -331,7 +333,7 @@ def psi1_times_h(
 
     Source: Chamberlin (2016), sections 4.6.3 and 4.8.3.
     """
-    m, v, z = _inputs("psi1_times_h", loc, variance, Z)
+    m, v, z = _inputs(loc, variance, Z)
     statistics, unit = _statistics(kernel, m, v, integrate), jnp.eye(m.shape[-1], dtype=m.dtype)
 
     def row(*datum: Array) -> Array:
@@ -357,7 +359,7 @@ def psi1_times_hh(
 
     Source: Chamberlin (2016), section 4.8.3.1, which subtracts the product of the means where it must be added.
     """
-    m, v, z = _inputs("psi1_times_hh", loc, variance, Z)
+    m, v, z = _inputs(loc, variance, Z)
     statistics, unit = _statistics(kernel, m, v, integrate), jnp.eye(m.shape[-1], dtype=m.dtype)
 
     def row(*datum: Array) -> Array:
@@ -400,10 +402,10 @@ def psi2(
 
     Source: Chamberlin (2016), sections 2.5 and 4.8.4.
     """
-    m, v, z = _inputs("psi2", loc, variance, Z)
+    m, v, z = _inputs(loc, variance, Z)
     w = jnp.ones(len(m), m.dtype) if weights is None else jnp.asarray(weights, m.dtype)
     if w.shape != m.shape[:1]:
-        raise ValueError(f"psi2: expected weights of shape {m.shape[:1]}, got {w.shape}: one number per row of m")
+        raise expected(f"weights of shape {m.shape[:1]}", w.shape, "one number per row of m")
     statistics = _statistics(kernel, m, v, integrate)
     row = lambda pairs, *datum: statistics.pairs(z, pairs, (), *datum)  # noqa: E731
     return sum_symmetric(len(z), w, m.shape[-1], row, m, v)
@@ -433,10 +435,9 @@ def psi2_times_h(
 
     Source: Chamberlin (2016), section 4.8.4.
     """
-    m, v, z = _inputs("psi2_times_h", loc, variance, Z)
+    m, v, z = _inputs(loc, variance, Z)
     b = jnp.asarray(directions, m.dtype)
-    if b.shape != m.shape:
-        raise ValueError(f"psi2_times_h: expected directions of shape {m.shape}, got {b.shape}: one vector per row")
+    expect(b.shape == m.shape, f"directions of shape {m.shape}", b.shape, "one vector per row")
     statistics, ones = _statistics(kernel, m, v, integrate), jnp.ones(len(m), m.dtype)
     row = lambda pairs, *datum: statistics.pairs(z, pairs, datum[2:], *datum[:2])  # noqa: E731
     return sum_symmetric(len(z), ones, m.shape[-1], row, m, v, b)
@@ -472,7 +473,7 @@ class _Nodes:
 
 
 def _statistics(kernel: Kernel, loc: Array, variance: Array, integrate: Integrate) -> Any:
-    require_exact_labels("expectations of a kernel", kernel, loc.shape[-1], variance)
+    require_exact_labels(kernel, loc.shape[-1], variance)
     return Tilted(kernel, loc.shape[-1], loc.dtype) if integrate is None else _Nodes(kernel, loc, integrate)
 
 
@@ -484,23 +485,25 @@ def _is_covariance(V: Any) -> Any:
     return ~apart & ~(V[..., index, index] < 0)[..., None]
 
 
-def _inputs(owner: str, loc: ArrayLike, variance: ArrayLike, *Z: ArrayLike) -> list[Array]:
-    require_inputs(owner, loc)
+def _inputs(loc: ArrayLike, variance: ArrayLike, *Z: ArrayLike) -> list[Array]:
+    require_inputs(loc)
     shape = np.shape(loc)
-    if len(shape) != 2 or np.shape(variance) not in (shape, (*shape, shape[-1])):
-        raise ValueError(
-            f"{owner}: expected means of shape (N, D) with variances (N, D) or covariances (N, D, D), got "
-            f"{shape} and {np.shape(variance)}: inputs known exactly have variance zero, jnp.zeros_like(loc)"
-        )
+    expect(
+        len(shape) == 2 and np.shape(variance) in (shape, (*shape, shape[-1])),
+        "means of shape (N, D) with variances (N, D) or covariances (N, D, D)",
+        f"{shape} and {np.shape(variance)}",
+        "inputs known exactly have variance zero, jnp.zeros_like(loc)",
+    )
     if np.ndim(variance) == 2 and violated(lambda v: ~(v < 0), variance):
-        raise ValueError(f"{owner}: expected variances of at least zero, got {np.min(variance)}: pass variances")
-    if np.ndim(variance) == 3 and violated(_is_covariance, variance):
-        raise ValueError(
-            f"{owner}: expected covariances (N, D, D) that are symmetric, with variances of at least zero, got others: "
-            "of factors L they are L @ L.mT"
-        )
+        raise expected("variances of at least zero", np.min(variance), "pass variances")
+    expect(
+        np.ndim(variance) != 3 or not violated(_is_covariance, variance),
+        "covariances (N, D, D) that are symmetric, with variances of at least zero",
+        "others",
+        "of factors L they are L @ L.mT",
+    )
     for z in Z:
-        require_inputs(owner, z, shape[-1])
+        require_inputs(z, shape[-1])
     arrays = [loc, variance, *Z]
     dtype = jnp.result_type(*arrays, float)
     return [jnp.asarray(a, dtype) for a in arrays]

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import require_positive, require_scalar
+from numpyro_dgp._checks import expect, require_positive, require_scalar
 from numpyro_dgp._data import as_numbers, own
 from numpyro_dgp._typing import Number
 
@@ -31,8 +31,8 @@ def lists_as_arrays(kernel: Any, *names: str) -> None:
 
 def require_number(kernel: Any, name: str) -> None:
     """Raise unless the hyperparameter ``name`` is a single positive number."""
-    require_scalar(type(kernel).__name__, name, getattr(kernel, name))
-    require_positive(type(kernel).__name__, name, getattr(kernel, name))
+    require_scalar(name, getattr(kernel, name))
+    require_positive(name, getattr(kernel, name))
 
 
 def require_positive_array(kernel: Any, name: str) -> None:
@@ -41,7 +41,7 @@ def require_positive_array(kernel: Any, name: str) -> None:
     How many there must be is known where the kernel meets its inputs: :func:`by_column`.
     """
     lists_as_arrays(kernel, name)
-    require_positive(type(kernel).__name__, name, getattr(kernel, name))
+    require_positive(name, getattr(kernel, name))
 
 
 def by_column(kernel: Any, name: str, columns: int) -> Number:
@@ -63,11 +63,12 @@ def by_column(kernel: Any, name: str, columns: int) -> Number:
         0.5
     """
     value = getattr(kernel, name)
-    if jnp.shape(value) not in ((), (1,), (columns,)):
-        raise ValueError(
-            f"kernel {type(kernel).__name__}: expected {name} of shape () or ({columns},), got {jnp.shape(value)}: one "
-            "number, or one per column of its inputs; kernel.on(*columns) picks columns"
-        )
+    expect(
+        jnp.shape(value) in ((), (1,), (columns,)),
+        f"{name} of shape () or ({columns},)",
+        jnp.shape(value),
+        "one number, or one per column of its inputs; kernel.on(*columns) picks columns",
+    )
     return value
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import require_count, require_finite, require_scalar
+from numpyro_dgp._checks import expect, expected, require_count, require_finite, require_scalar
 from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.kernels.base import Kernel, as_kernel
 from numpyro_dgp.kernels.hyperparameters import by_column, column_number, require_number, require_positive_array
@@ -143,7 +143,7 @@ class Polynomial(Kernel):
         require_positive_array(self, "variance")
         require_number(self, "offset")
         if not isinstance(self.degree, int) or self.degree < 1:
-            raise ValueError(f"expected Polynomial(degree=...) to be a positive integer, got {self.degree!r}: try 2")
+            raise expected("Polynomial(degree=...) to be a positive integer", repr(self.degree), "try 2")
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         return (matmul(X1 * by_column(self, "variance", X1.shape[-1]), X2.mT) + self.offset) ** self.degree
@@ -234,10 +234,9 @@ class ArcCosine(ZonalKernel):
         for name in ("variance", "bias_variance"):
             require_number(self, name)
         require_positive_array(self, "weight_variances")
-        if self.order not in (0, 1, 2):
-            raise ValueError(
-                f"expected ArcCosine(order=...) to be 0, 1 or 2, got {self.order!r}: 1 is rectified linear"
-            )
+        expect(
+            self.order in (0, 1, 2), "ArcCosine(order=...) to be 0, 1 or 2", repr(self.order), "1 is rectified linear"
+        )
 
     @property
     def num_derivatives(self) -> int:
@@ -322,14 +321,11 @@ class ChangePoint(Kernel):
     def __post_init__(self) -> None:
         object.__setattr__(self, "before", as_kernel(self.before))
         object.__setattr__(self, "after", as_kernel(self.after))
-        require_scalar("ChangePoint", "location", self.location)
+        require_scalar("location", self.location)
         require_finite("location of ChangePoint", self.location, "a place along the column, 0.5")
         require_number(self, "width")
         if (column := column_number(self.column)) is None:
-            raise ValueError(
-                f"ChangePoint: expected column to be a number counted from 0, got {self.column!r}: column=0 is the "
-                "first"
-            )
+            raise expected("column to be a number counted from 0", repr(self.column), "column=0 is the first")
         object.__setattr__(self, "column", column)
 
     def check_inputs(self, X: Any) -> None:
@@ -339,9 +335,10 @@ class ChangePoint(Kernel):
     def _weights(self, X: Array) -> tuple[Array, Array]:
         """1 - w and w at inputs (..., N, D), each (..., N)."""
         if self.column >= X.shape[-1]:
-            raise ValueError(
-                f"kernel ChangePoint: expected inputs with at least {self.column + 1} columns, for column="
-                f"{self.column}, got shape {X.shape}: columns are counted from 0"
+            raise expected(
+                f"inputs with at least {self.column + 1} columns, for column={self.column}",
+                f"shape {X.shape}",
+                "columns are counted from 0",
             )
         z = (X[..., self.column] - self.location) / self.width
         return jax.nn.sigmoid(-z), jax.nn.sigmoid(z)
@@ -407,16 +404,19 @@ class GibbsRBF(Kernel):
     def __post_init__(self) -> None:
         require_number(self, "variance")
         require_positive_array(self, "lengthscale")
-        require_count("GibbsRBF", "places", self.places, "X.shape[-1]")
+        require_count("places", self.places, "X.shape[-1]")
 
     def _checked_lengthscale(self, X: Array) -> Number:
         """The lengthscale, where it fits to inputs (..., N, D + 1) or (..., N, 2 D)."""
         D = self.places
         if X.shape[-1] not in (D + 1, 2 * D):
-            raise ValueError(
-                f"kernel GibbsRBF: expected {D} column(s) of places and 1{'' if D == 1 else f' or {D}'} of log factors "
-                f"of lengthscales behind them, got inputs of shape {X.shape}: jnp.concatenate([X, s], -1), and "
-                "GibbsRBF(places=X.shape[-1])"
+            raise expected(
+                (
+                    f"{D} column(s) of places and 1{('' if D == 1 else f' or {D}')} of log factors of "
+                    "lengthscales behind them"
+                ),
+                f"inputs of shape {X.shape}",
+                "jnp.concatenate([X, s], -1), and GibbsRBF(places=X.shape[-1])",
             )
         return by_column(self, "lengthscale", D)
 

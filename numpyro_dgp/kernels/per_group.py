@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._typing import Array, pytree
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.categorical import is_label, require_labels
@@ -53,17 +54,19 @@ class PerGroup(Kernel):
     kernel: Kernel
 
     def __post_init__(self) -> None:
-        if not isinstance(self.kernel, Kernel):
-            raise ValueError(
-                f"PerGroup: expected a kernel with one entry per group in every hyperparameter, got "
-                f"{type(self.kernel).__name__}: jax.vmap(dgp.kernels.RBF)(variance, lengthscale)"
-            )
+        expect(
+            isinstance(self.kernel, Kernel),
+            "a kernel with one entry per group in every hyperparameter",
+            type(self.kernel).__name__,
+            "jax.vmap(dgp.kernels.RBF)(variance, lengthscale)",
+        )
         shapes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(self.kernel)}
         if len(shapes) != 1 or () in shapes:
             every = [np.shape(leaf) for leaf in jax.tree.leaves(self.kernel)]
-            raise ValueError(
-                f"PerGroup: expected hyperparameters with one entry per group along their first axis, got shapes "
-                f"{every}: jax.vmap(lambda s: dgp.kernels.RBF(variance, s))(lengthscale) repeats what groups share"
+            raise expected(
+                "hyperparameters with one entry per group along their first axis",
+                f"shapes {every}",
+                "jax.vmap(lambda s: dgp.kernels.RBF(variance, s))(lengthscale) repeats what groups share",
             )
 
     @property
@@ -77,11 +80,12 @@ class PerGroup(Kernel):
 
     def check_inputs(self, X: Any) -> None:
         if np.shape(X)[-1] < 2:
-            raise ValueError(
-                f"kernel PerGroup: expected inputs with the label of the group as their last column, got shape "
-                f"{np.shape(X)}: jnp.column_stack([x, group])"
+            raise expected(
+                "inputs with the label of the group as their last column",
+                f"shape {np.shape(X)}",
+                "jnp.column_stack([x, group])",
             )
-        require_labels("PerGroup", X[..., -1:], (self.groups,), "the last column of its inputs")
+        require_labels(X[..., -1:], (self.groups,), "the last column of its inputs")
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         self.check_inputs(X1)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import i0e
 
-from numpyro_dgp._checks import require_count, violated
+from numpyro_dgp._checks import expected, require_count, violated
 from numpyro_dgp._typing import Array, Number, pytree
 from numpyro_dgp.kernels.hyperparameters import by_column, require_positive_array
 from numpyro_dgp.kernels.state_space_forms import (
@@ -128,16 +128,19 @@ class Periodic(Stationary):
         return total
 
     def state_space(self, order: int = 8) -> StateSpaceForm:
-        require_count("Periodic.state_space", "order", order, "order=8")
+        require_count("order", order, "order=8")
         if jnp.size(self.period) != 1:
             raise no_state_space("Periodic", f" with periods of shape {jnp.shape(self.period)}")
         # Variances of the waves, e^-a I_0(a) and 2 e^-a I_n(a): all of them add up to one.
         weights = scaled_bessel(1 / jnp.square(self._one_lengthscale()), order + 1).at[1:].multiply(2)
         if violated(_holds_enough, weights.sum(-1)):
-            raise ValueError(
-                f"Periodic.state_space: expected order to be the number of waves that hold all but {_LEFT_OUT:g} of "
-                f"the variance, got order={order}, which leaves {1 - float(weights.sum()):.1e} at the lengthscale "
-                f"{float(self._one_lengthscale()):.3g}: pass a larger order, or give the lengthscale a prior above"
+            raise expected(
+                f"order to be the number of waves that hold all but {_LEFT_OUT:g} of the variance",
+                (
+                    f"order={order}, which leaves {1 - float(weights.sum()):.1e} at the lengthscale "
+                    f"{float(self._one_lengthscale()):.3g}"
+                ),
+                "pass a larger order, or give the lengthscale a prior above",
             )
         frequencies = 2 * math.pi / jnp.reshape(self.period, ()) * jnp.arange(1, order + 1)
         offset, waves = self.variance * weights[0], self.variance * weights[1:]

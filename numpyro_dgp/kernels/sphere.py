@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import violated
+from numpyro_dgp._checks import expect, expected, violated
 from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.kernels.base import Kernel, as_kernel, of_both
 from numpyro_dgp.kernels.hyperparameters import by_column, require_number, require_positive_array
@@ -80,16 +80,17 @@ def extended_directions(X: Array, weight_variances: Number, bias_variance: Numbe
     return extended(X, weight_variances, bias_variance) / length[..., None]
 
 
-def by_chord(owner: str, kernel: Kernel, angle: Array, radius: Number = 1.0) -> Array:
+def by_chord(kernel: Kernel, angle: Array, radius: Number = 1.0) -> Array:
     """A kernel of space between points on a sphere, from the angle between them.
 
     Raises:
         ValueError: a kernel that is not a function of the distance.
     """
     if not isinstance(kernel, Stationary) or not _of_distance(kernel) or jnp.size(kernel.lengthscale) != 1:
-        raise ValueError(
-            f"{owner}: expected a stationary kernel with a single lengthscale, a function of the distance, got "
-            f"{type(kernel).__name__}: dgp.kernels.Matern52(1.0, 0.5)"
+        raise expected(
+            "a stationary kernel with a single lengthscale, a function of the distance",
+            type(kernel).__name__,
+            "dgp.kernels.Matern52(1.0, 0.5)",
         )
     squares = jnp.square(2 * radius * jnp.sin(angle / 2))  # squared chords (2 R sin(θ / 2))^2
     return kernel.variance * kernel.profile(squares / jnp.square(jnp.reshape(kernel.lengthscale, ())))
@@ -142,11 +143,10 @@ class Zonal(ZonalKernel):
     order: int = static(default=1)
 
     def __post_init__(self) -> None:
-        by_chord("Zonal", self.kernel, jnp.zeros(()))
+        by_chord(self.kernel, jnp.zeros(()))
         require_positive_array(self, "weight_variances")
         require_number(self, "bias_variance")
-        if self.order not in (0, 1, 2):
-            raise ValueError(f"expected Zonal(order=...) to be 0, 1 or 2, got {self.order!r}: 1 grows in proportion")
+        expect(self.order in (0, 1, 2), "Zonal(order=...) to be 0, 1 or 2", repr(self.order), "1 grows in proportion")
 
     def directions(self, X: Array) -> Array:
         return extended_directions(X, by_column(self, "weight_variances", X.shape[-1]), self.bias_variance)
@@ -156,7 +156,7 @@ class Zonal(ZonalKernel):
         return squared_length(X, weights, self.bias_variance) ** (self.order / 2)
 
     def by_angle(self, angle: Array) -> Array:
-        return by_chord("Zonal", self.kernel, angle)
+        return by_chord(self.kernel, angle)
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         between = self.kernel.evaluate(*of_both(self.directions, X1, X2))  # κ(|x^ - x'^|)
@@ -172,19 +172,21 @@ class Zonal(ZonalKernel):
 _PLANES = 10_000  # most planes of a random function: lengthscales below a six thousandth of the radius have no draws
 
 
-def _require_degrees(owner: str, X: Any) -> None:
+def _require_degrees(X: Any) -> None:
     """Raise where known inputs (..., N, D) are no latitudes and longitudes."""
-    if np.shape(X)[-1] != 2:
-        raise ValueError(
-            f"kernel {owner}: expected two columns, latitude and longitude in degrees, got inputs of shape "
-            f"{np.shape(X)}: kernel.on(0, 1) picks columns"
-        )
+    expect(
+        np.shape(X)[-1] == 2,
+        "two columns, latitude and longitude in degrees",
+        f"inputs of shape {np.shape(X)}",
+        "kernel.on(0, 1) picks columns",
+    )
     for column, (name, most) in enumerate((("latitudes", 90), ("longitudes", 360))):
         if violated(lambda x, most=most: abs(x) <= most, values := X[..., column]):
             known = np.asarray(values)
-            raise ValueError(
-                f"kernel {owner}: expected {name} from -{most} to {most} degrees in column {column}, got "
-                f"{known[~(abs(known) <= most)][0]:g}: kernel.on(1, 0) swaps columns, numpy.degrees converts radians"
+            raise expected(
+                f"{name} from -{most} to {most} degrees in column {column}",
+                f"{known[~(abs(known) <= most)][0]:g}",
+                "kernel.on(1, 0) swaps columns, numpy.degrees converts radians",
             )
 
 
@@ -223,9 +225,10 @@ def _signs(directions: Array, rate: Array, key: Array, num: int) -> Array:
 
 @_signs.defjvp
 def _no_slopes(key: Array, num: int, primals: Any, tangents: Any) -> NoReturn:
-    raise ValueError(
-        "kernel GreatCircle: expected draws of its functions to be evaluated, got a derivative of them, which does not "
-        "exist: kernels.Chordal(kernels.Matern32(...)) has smooth draws"
+    raise expected(
+        "draws of its functions to be evaluated",
+        "a derivative of them, which does not exist",
+        "kernels.Chordal(kernels.Matern32(...)) has smooth draws",
     )
 
 
@@ -264,14 +267,14 @@ class Chordal(ZonalKernel):
         require_number(self, "radius")
 
     def check_inputs(self, X: Any) -> None:
-        _require_degrees("Chordal", X)
+        _require_degrees(X)
 
     def directions(self, X: Array) -> Array:
         self.check_inputs(X)
         return _directions(X)
 
     def by_angle(self, angle: Array) -> Array:
-        return by_chord("Chordal", self.kernel, angle, self.radius)
+        return by_chord(self.kernel, angle, self.radius)
 
     def _places(self, X: Array) -> Array:
         return self.radius * self.directions(X)
@@ -326,7 +329,7 @@ class GreatCircle(ZonalKernel):
             require_number(self, name)
 
     def check_inputs(self, X: Any) -> None:
-        _require_degrees("GreatCircle", X)
+        _require_degrees(X)
 
     def directions(self, X: Array) -> Array:
         self.check_inputs(X)

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
-from numpyro_dgp._checks import require_finite
+from numpyro_dgp._checks import expected, require_finite
 from numpyro_dgp._typing import Array, Number, pytree
 from numpyro_dgp.kernels.base import Kernel, of_both
 from numpyro_dgp.kernels.hyperparameters import by_column, lists_as_arrays, require_number, require_positive_array
@@ -397,9 +397,10 @@ class SpectralMixture(Kernel):
         shapes = [jnp.shape(a) for a in (self.variance, self.frequency, self.lengthscale)]
         widths = {shape[1] for shape in shapes[1:] if len(shape) == 2}
         if len(shapes[0]) != 1 or any(s[:1] != shapes[0] or len(s) > 2 for s in shapes) or len(widths) > 1:
-            raise ValueError(
-                "SpectralMixture: expected variance (Q,), frequency (Q, D) or (Q,) and lengthscale (Q, D) or (Q,), got "
-                f"{', '.join(map(str, shapes))}: one row per component"
+            raise expected(
+                "variance (Q,), frequency (Q, D) or (Q,) and lengthscale (Q, D) or (Q,)",
+                ", ".join(map(str, shapes)),
+                "one row per component",
             )
         require_positive_array(self, "variance")
         require_positive_array(self, "lengthscale")
@@ -411,9 +412,8 @@ class SpectralMixture(Kernel):
         frequency = frequency[:, None] if frequency.ndim == 1 else frequency
         lengthscale = lengthscale[:, None] if lengthscale.ndim == 1 else lengthscale
         if frequency.shape[1] != columns or lengthscale.shape[1] not in (1, columns):
-            raise ValueError(
-                f"kernel SpectralMixture: expected inputs with {frequency.shape[1]} column(s), as of frequency, got "
-                f"{columns}: frequency has shape (Q, D)"
+            raise expected(
+                f"inputs with {frequency.shape[1]} column(s), as of frequency", columns, "frequency has shape (Q, D)"
             )
         return frequency, lengthscale
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from numpyro_dgp._checks import expected
 from numpyro_dgp._typing import Array, Number, pytree, static
 
 __all__ = ["Factor", "Summand", "Term"]
@@ -82,10 +83,11 @@ class Factor:
         if self.columns is None:
             return Factor(self.kernel, dims)
         if max(self.columns) >= len(dims):
-            raise ValueError(
-                f"kernel.on{self.columns}.on{dims}: expected the outer .on(...) to give at least "
-                f"{max(self.columns) + 1} columns, got {len(dims)}: the inner one counts among those that the outer "
-                "one picks"
+            raise expected(
+                f"the outer .on(...) to give at least {max(self.columns) + 1} columns",
+                len(dims),
+                "the inner one counts among those that the outer one picks",
+                at=f"kernel.on{self.columns}.on{dims}",
             )
         return Factor(self.kernel, tuple(dims[d] for d in self.columns))
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.kernels.base import Kernel, as_kernel, of_both
 
@@ -53,18 +54,20 @@ class Transformed(Kernel):
     def __post_init__(self) -> None:
         object.__setattr__(self, "kernel", as_kernel(self.kernel))
         if not callable(self.function) or isinstance(self.function, type | Kernel):
-            raise ValueError(
-                f"Transformed: expected a function from inputs (..., N, D) to features (..., N, Q), got "
-                f"{getattr(self.function, '__name__', type(self.function).__name__)}: Transformed(RBF(), jnp.sin)"
+            raise expected(
+                "a function from inputs (..., N, D) to features (..., N, Q)",
+                getattr(self.function, "__name__", type(self.function).__name__),
+                "Transformed(RBF(), jnp.sin)",
             )
 
     def _features(self, X: Array) -> Array:
         found = self.function(X) if self.parameters is None else self.function(self.parameters, X)
-        if np.ndim(found) != X.ndim or np.shape(found)[:-1] != X.shape[:-1]:
-            raise ValueError(
-                f"kernel Transformed: expected features of shape (..., N, Q) of inputs of shape {X.shape}, got "
-                f'{np.shape(found)}: of a function of a single row take jnp.vectorize(function, signature="(d)->(q)")'
-            )
+        expect(
+            np.ndim(found) == X.ndim and np.shape(found)[:-1] == X.shape[:-1],
+            f"features of shape (..., N, Q) of inputs of shape {X.shape}",
+            np.shape(found),
+            'of a function of a single row take jnp.vectorize(function, signature="(d)->(q)")',
+        )
         return jax.numpy.asarray(found, X.dtype)
 
     def evaluate(self, X1: Array, X2: Array) -> Array:

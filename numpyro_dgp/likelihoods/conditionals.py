@@ -25,7 +25,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._checks import expect, expected, is_concrete
 from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.function_values import FunctionValues
@@ -141,9 +141,8 @@ class Reading(NamedTuple):
 def _refuse_site(msg: dict[str, Any]) -> NoReturn:
     """Raise for a site inside a conditional, which runs again outside the program's handlers."""
     what = "numpyro.prng_key()" if msg["type"] == "prng_key" else f"{msg['type']} {msg['name']!r}"
-    raise ValueError(
-        f"Likelihood: expected a conditional without sites of its own, got {what}: draw or create it in the program "
-        "before, and use its value"
+    raise expected(
+        "a conditional without sites of its own", what, "draw or create it in the program before, and use its value"
     )
 
 
@@ -176,11 +175,12 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
         Traceback (most recent call last):
         ValueError: Likelihood: expected a conditional in which every y sees one row of v, got Normal, which takes ...
     """
-    if isinstance(conditional, dist.Distribution) or not callable(conditional):
-        raise ValueError(
-            f"Likelihood: expected a function from v to the distribution of y, got a {type(conditional).__name__}: for "
-            "example lambda v: dist.Normal(v, 0.1)"
-        )
+    expect(
+        not isinstance(conditional, dist.Distribution) and callable(conditional),
+        "a function from v to the distribution of y",
+        f"a {type(conditional).__name__}",
+        "for example lambda v: dist.Normal(v, 0.1)",
+    )
     several = f_x.parts if isinstance(f_x, SeveralValues) else (f_x,)
     values = [part.loc for part in several]
     invalid: ValueError | None = None  # of NumPyro, which does not say that the values of a function are any numbers
@@ -193,11 +193,12 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
             invalid = error
             with numpyro.validation_enabled(False):
                 example = _called(conditional, values, f_x)
-    if not isinstance(example, dist.Distribution):
-        raise ValueError(
-            f"Likelihood: expected conditional(v) to return a NumPyro distribution, got {type(example).__name__}: for "
-            "example lambda v: dist.Normal(v, 0.1)"
-        )
+    expect(
+        isinstance(example, dist.Distribution),
+        "conditional(v) to return a NumPyro distribution",
+        type(example).__name__,
+        "for example lambda v: dist.Normal(v, 0.1)",
+    )
     numbers = elementwise(example)
     found = [_part(conditional, values, f, part.event_dim, numbers) for f, part in enumerate(several)]
     parts = tuple(part for part, _ in found)
@@ -218,11 +219,14 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
     grid = grid_of(parts, entries) if shared is None else None
     reading = Reading(example, {}, mixes, shared, parts, grid)
     if shared is not None and shared.known:
-        raise ValueError(
-            f"Likelihood: expected a conditional in which every y sees one row of v, got {reading.family}, which "
-            f"{shared.how}: the rows of f(x) are integrated one by one; draw them together, "
-            'v = numpyro.sample("v", f.joint(X)) outside the plate, and observe numpyro.sample("y", '
-            f"dist.{reading.family}(...), obs=y) given that draw"
+        raise expected(
+            "a conditional in which every y sees one row of v",
+            f"{reading.family}, which {shared.how}",
+            (
+                'the rows of f(x) are integrated one by one; draw them together, v = numpyro.sample("v", '
+                f'f.joint(X)) outside the plate, and observe numpyro.sample("y", dist.{reading.family}(...), '
+                "obs=y) given that draw"
+            ),
         )
     return reading
 
@@ -235,10 +239,13 @@ def require_arguments(conditional: Callable[..., Any], count: int) -> None:
         inspect.signature(conditional).bind(*[None] * count)
     except TypeError as error:
         names = ", ".join(["v", "w", "u"][:count] if count <= 3 else [f"v{i}" for i in range(1, count + 1)])
-        raise ValueError(
-            f"Likelihood: expected a conditional of {count} argument(s), the values of each function, got one that "
-            f"cannot be called with these ({error}): lambda {names}: dist.Normal(v, 0.1), or several functions in a "
-            "tuple, dgp.Likelihood((f(X), g(X)), lambda v, w: dist.Normal(v, jnp.exp(w)))"
+        raise expected(
+            f"a conditional of {count} argument(s), the values of each function",
+            f"one that cannot be called with these ({error})",
+            (
+                f"lambda {names}: dist.Normal(v, 0.1), or several functions in a tuple, dgp.Likelihood((f(X), "
+                "g(X)), lambda v, w: dist.Normal(v, jnp.exp(w)))"
+            ),
         ) from error
     except ValueError:  # a callable that has no signature
         return
@@ -251,10 +258,13 @@ def _called(conditional: Callable[..., Any], values: list[Array], f_x: FunctionV
         if "broadcast" not in str(error):
             raise
         rows = f_x.batch_shape
-        raise ValueError(
-            f"Likelihood: expected arrays in the conditional with a number for each of the rows of f(x), of shape "
-            f"{rows} or (), got others ({error}): pass noise, weights and columns of these rows, and in a plate that "
-            "takes some rows, with numpyro.plate(name, len(X), subsample_size=batch) as i, noise[i] beside X[i]"
+        raise expected(
+            f"arrays in the conditional with a number for each of the rows of f(x), of shape {rows} or ()",
+            f"others ({error})",
+            (
+                "pass noise, weights and columns of these rows, and in a plate that takes some rows, with "
+                "numpyro.plate(name, len(X), subsample_size=batch) as i, noise[i] beside X[i]"
+            ),
         ) from error
 
 
@@ -273,10 +283,10 @@ def _require_ranges(
         itself = getattr(numbers, name, None) is v and not _is_any_number(constraint)
         if itself or (kinds.get(name) is Dependence.AFFINE and _leaves(conditional, values, v, name, constraint)):
             family = type(numbers).__name__.removesuffix("Logits").removesuffix("Probs")
-            raise ValueError(
-                f"Likelihood: expected {name} of {family} in its range, {constraint}, at every value of the function, "
-                f"which is any number, got {'v itself' if itself else 'a line in v'}: write "
-                f"{_INSTEAD.get(name, f'{name}=jnp.exp(v)')}"
+            raise expected(
+                f"{name} of {family} in its range, {constraint}, at every value of the function, which is any number",
+                "v itself" if itself else "a line in v",
+                f"write {_INSTEAD.get(name, f'{name}=jnp.exp(v)')}",
             )
 
 
@@ -321,9 +331,10 @@ def _part(
                 lambda u: _parameters(elementwise(conditional(*values[:f], u, *values[f + 1 :]))), v
             )
         except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as error:
-            raise ValueError(
-                "Likelihood: expected a conditional of JAX operations on v, got one that turns v into a NumPy array or "
-                "a Python number: jnp.exp(v) instead of np.exp(v), jnp.where instead of if"
+            raise expected(
+                "a conditional of JAX operations on v",
+                "one that turns v into a NumPy array or a Python number",
+                "jnp.exp(v) instead of np.exp(v), jnp.where instead of if",
             ) from error
     for name, leaves in [*named.items(), ("its parameters", every)]:
         for kind, cause in leaves:
@@ -361,20 +372,21 @@ def choose_rule(
     Raises:
         ValueError: no rule, or Gauss-Hermite for numbers of y that see many numbers of v.
     """
-    if integrate is not None and not isinstance(integrate, GaussHermite | MonteCarlo):
-        raise ValueError(
-            f"Likelihood: expected integrate=dgp.likelihoods.GaussHermite(n) or dgp.likelihoods.MonteCarlo(n), got "
-            f"{type(integrate).__name__}: 20 nodes are dgp.likelihoods.GaussHermite(20)"
-        )
+    expect(
+        integrate is None or isinstance(integrate, GaussHermite | MonteCarlo),
+        "integrate=dgp.likelihoods.GaussHermite(n) or dgp.likelihoods.MonteCarlo(n)",
+        type(integrate).__name__,
+        "20 nodes are dgp.likelihoods.GaussHermite(20)",
+    )
     if reading.mixes is None:
         return with_key(integrate or GaussHermite())
     if reading.grid is not None and not isinstance(integrate, MonteCarlo):
         return dataclasses.replace(reading.grid, nodes_each=None if integrate is None else integrate.size)
     if isinstance(integrate, GaussHermite):
-        raise ValueError(
-            f"Likelihood: expected a conditional in which a number of y sees {MOST_DIRECTIONS} numbers of v at most "
-            f"for GaussHermite, got {reading.family}, which {reading.mixes}: use "
-            "integrate=dgp.likelihoods.MonteCarlo(n)"
+        raise expected(
+            f"a conditional in which a number of y sees {MOST_DIRECTIONS} numbers of v at most for GaussHermite",
+            f"{reading.family}, which {reading.mixes}",
+            "use integrate=dgp.likelihoods.MonteCarlo(n)",
         )
     rule = with_key(integrate or MonteCarlo())
     if integrate is None and not exact:

@@ -17,7 +17,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import MISSING, require_finite
+from numpyro_dgp._checks import MISSING, expect, expected, require_finite
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.functions.fields_in_order import FieldsInOrder
 from numpyro_dgp.functions.function_values import FunctionValues, MixedValues, ProcessValues
@@ -44,14 +44,19 @@ def require_site(f_x: Any) -> None:
     """
     is_prior = isinstance(f_x, ProcessValues) and not isinstance(f_x, WhitenedValues)
     function = f_x.function if is_prior else None
-    if function is not None and function.site is None and not hasattr(function, "u"):
-        raise ValueError(
-            "Likelihood: expected values of a function with inducing points, got those of one without "
-            "(inducing=None or dgp.Neighbours), which would be integrated over their prior, whatever y is: draw them "
-            'outside the plate, v = numpyro.sample("v", f(X)), and write numpyro.sample("y", dist.Normal(v, noise)) '
-            'inside; with Gaussian noise numpyro.sample("y", f(X, noise=noise)) does both; or give the layer '
-            "dgp.Points(X)"
-        )
+    expect(
+        function is None or function.site is not None or hasattr(function, "u"),
+        "values of a function with inducing points",
+        (
+            "those of one without (inducing=None or dgp.Neighbours), which would be integrated over "
+            "their prior, whatever y is"
+        ),
+        (
+            'draw them outside the plate, v = numpyro.sample("v", f(X)), and write numpyro.sample("y", '
+            'dist.Normal(v, noise)) inside; with Gaussian noise numpyro.sample("y", f(X, noise=noise)) '
+            "does both; or give the layer dgp.Points(X)"
+        ),
+    )
 
 
 class Likelihood(FieldsInOrder):
@@ -152,21 +157,25 @@ class Likelihood(FieldsInOrder):
     ) -> None:
         several = f_x if isinstance(f_x, tuple | list) else (f_x,)
         for values in several or (None,):
-            if not isinstance(values, FunctionValues | ProcessValues):
-                raise ValueError(
-                    f"Likelihood: expected the distribution f(x), got {type(values).__name__}: pass g(h) itself; for a "
-                    'draw v = numpyro.sample("v", g(h)) write numpyro.sample("y", dist.Normal(v, noise)) instead'
-                )
+            expect(
+                isinstance(values, FunctionValues | ProcessValues),
+                "the distribution f(x)",
+                type(values).__name__,
+                (
+                    'pass g(h) itself; for a draw v = numpyro.sample("v", g(h)) write numpyro.sample("y", '
+                    "dist.Normal(v, noise)) instead"
+                ),
+            )
             require_site(values)
-        if collapse not in ("bound", "marginal"):
-            raise ValueError(f'Likelihood: expected collapse="bound" or "marginal", got {collapse!r}')
+        expect(collapse in ("bound", "marginal"), 'collapse="bound" or "marginal"', repr(collapse))
         require_arguments(conditional, len(several))
         self.f_x = side_by_side(several)  # type: ignore[arg-type]
-        if isinstance(self.f_x, MixedValues) and collapse == "marginal":
-            raise ValueError(
-                'Likelihood: expected collapse="bound" for mixed values, got "marginal": their outputs are correlated; '
-                "scores of them, Posterior.log_density, see that"
-            )
+        expect(
+            not isinstance(self.f_x, MixedValues) or collapse != "marginal",
+            'collapse="bound" for mixed values',
+            '"marginal"',
+            "their outputs are correlated; scores of them, Posterior.log_density, see that",
+        )
         if isinstance(self.f_x, SeveralValues):
             self.f_x = correlated(self.f_x)
         if isinstance(self.f_x, CorrelatedValues):
@@ -243,11 +252,12 @@ class Likelihood(FieldsInOrder):
             ValueError: a mask of numbers, of which NumPyro would count all but zero, NaN too, as True.
         """
         dtype = np.dtype(getattr(mask, "dtype", bool))
-        if dtype.kind != "b":
-            raise ValueError(
-                f"Likelihood.mask: expected a mask of booleans, True where y counts, got {dtype}: mask > 0.5 of one of "
-                "0 and 1; weights of rows are numpyro.handlers.scale(scale=weights)"
-            )
+        expect(
+            dtype.kind == "b",
+            "a mask of booleans, True where y counts",
+            dtype,
+            "mask > 0.5 of one of 0 and 1; weights of rows are numpyro.handlers.scale(scale=weights)",
+        )
         if not are_entries(mask, self.batch_shape, self.event_shape):
             return super().mask(mask)
         return self._observing(mask if self.observed is None else jnp.logical_and(mask, self.observed))
@@ -330,11 +340,11 @@ class Likelihood(FieldsInOrder):
         Raises:
             ValueError: another shape.
         """
-        expected = self.batch_shape + self.event_shape
+        wanted = self.batch_shape + self.event_shape
         # y and v may each have additional batch dimensions to the left: draws of y, or several values of v for one y.
-        shared = min(len(expected), max(len(shape), self.event_dim + 1))
-        if shape[-shared:] != expected[-shared:]:
-            several = not self.event_dim and len(expected) > 1 and expected[-1] == 1 and shape[:-1] == expected[:-1]
+        shared = min(len(wanted), max(len(shape), self.event_dim + 1))
+        if shape[-shared:] != wanted[-shared:]:
+            several = not self.event_dim and len(wanted) > 1 and wanted[-1] == 1 and shape[:-1] == wanted[:-1]
             advice = (
                 "for several y of one f(x) put their plate left of that of the rows, numpyro.plate(name, R, dim=-2), "
                 "with f(x) of shape (N,) and y of shape (R, N)"
@@ -342,7 +352,7 @@ class Likelihood(FieldsInOrder):
                 else "a scalar function (outputs=None) wants y of shape (N,); outputs=P wants (N, P) and "
                 "conditional(...).to_event(1)"
             )
-            raise ValueError(f"Likelihood: expected observations y of shape {expected}, got {shape}: {advice}")
+            raise expected(f"observations y of shape {wanted}", shape, advice)
 
     def complete(self, value: ArrayLike) -> ArrayLike:
         """Observations with some possible number in place of each that is not observed."""
@@ -352,11 +362,8 @@ class Likelihood(FieldsInOrder):
         self.require_shape(np.shape(value))
         value = self.complete(value)
         require_finite("observations y", value, MISSING)
-        if jnp.iscomplexobj(value):
-            raise ValueError("Likelihood: expected real observations y, got complex numbers: write y.real, or |y|")
-        self.outcomes.require("Likelihood", value)
+        expect(not jnp.iscomplexobj(value), "real observations y", "complex numbers", "write y.real, or |y|")
+        self.outcomes.require(value)
         if self.family == "Categorical" and not jnp.issubdtype(jnp.result_type(value), jnp.integer):
-            raise ValueError(
-                f"Likelihood: expected labels y as integers, got {jnp.result_type(value)}: write y.astype(int)"
-            )
+            raise expected("labels y as integers", jnp.result_type(value), "write y.astype(int)")
         return jnp.asarray(value)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._checks import expect, expected, is_concrete
 from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.functions.function_values import sum_event
@@ -86,11 +86,12 @@ def observed_entries(observed: ArrayLike, example: dist.Distribution) -> Array:
     if not isinstance(observed, jax.Array):  # a list, or a table such as y.notna()
         observed = np.asarray(observed)
     dtype = observed.dtype
-    if dtype != jnp.bool_:
-        raise ValueError(
-            f"Likelihood: expected observed as booleans, True where y has a value, got {dtype}: y, observed = "
-            "dgp.likelihoods.missing(y) gives both, from NaN, None or a masked array"
-        )
+    expect(
+        dtype == jnp.bool_,
+        "observed as booleans, True where y has a value",
+        dtype,
+        "y, observed = dgp.likelihoods.missing(y) gives both, from NaN, None or a masked array",
+    )
     batch, event = tuple(example.batch_shape), tuple(example.event_shape)
     shape, numbers = np.shape(observed), elementwise(example)
     if not shape or not event or are_entries(observed, batch, event):
@@ -100,18 +101,20 @@ def observed_entries(observed: ArrayLike, example: dist.Distribution) -> Array:
         mask, fits = jnp.reshape(observed, shape + (1,) * len(event)), _fits(shape, batch)
     if not fits:
         either = f"{batch + event}, one number per entry of y" + (f", or {batch}, one per row" if event else "")
-        raise ValueError(
-            f"Likelihood: expected observed of shape {either}, got {shape}: index it as y, observed[i]; at new rows "
-            "leave it out"
-        )
+        raise expected(f"observed of shape {either}", shape, "index it as y, observed[i]; at new rows leave it out")
     own = numbers.event_dim
-    if own and mask.shape[mask.ndim - own :] != (1,) * own:
-        raise ValueError(
-            f"Likelihood: expected observed with one number per row, shape {batch}, for {type(numbers).__name__}, "
-            f"which has one density for all entries of a row, got {shape}: give every entry its own, "
-            "dist.Normal(...).to_event(1), with f(x).mix(W) for columns that are correlated; or leave out whole rows, "
-            "observed.all(-1)"
-        )
+    expect(
+        not own or mask.shape[mask.ndim - own :] == (1,) * own,
+        (
+            f"observed with one number per row, shape {batch}, for {type(numbers).__name__}, which has "
+            "one density for all entries of a row"
+        ),
+        shape,
+        (
+            "give every entry its own, dist.Normal(...).to_event(1), with f(x).mix(W) for columns that "
+            "are correlated; or leave out whole rows, observed.all(-1)"
+        ),
+    )
     return mask
 
 
@@ -122,11 +125,12 @@ def with_entries(value: ArrayLike, observed: Array, conditional: dist.Distributi
         ValueError: more rows of ``observed`` than of observations.
     """
     full = np.broadcast_shapes(np.shape(value), conditional.batch_shape + conditional.event_shape)
-    if np.broadcast_shapes(observed.shape[-len(full) :], full) != full or observed.ndim > len(full):
-        raise ValueError(
-            f"Likelihood: expected observed to have the rows of the observations, shape {np.shape(value)}, got "
-            f"{observed.shape}: y, observed = dgp.likelihoods.missing(y)"
-        )
+    expect(
+        np.broadcast_shapes(observed.shape[-len(full) :], full) == full and observed.ndim <= len(full),
+        f"observed to have the rows of the observations, shape {np.shape(value)}",
+        observed.shape,
+        "y, observed = dgp.likelihoods.missing(y)",
+    )
     support: Any = conditional.support
     try:
         possible = support.feasible_like(jnp.zeros_like(value))

@@ -14,7 +14,7 @@ import numpyro.distributions as dist
 from jax.scipy.special import log_ndtr
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import violated
+from numpyro_dgp._checks import expect, expected, violated
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.functions.fields_in_order import FieldsInOrder
@@ -70,12 +70,12 @@ class RobustMax(FieldsInOrder):
 
     def __init__(self, values: Array, epsilon: float = 1e-3) -> None:
         if jnp.ndim(values) < 1 or jnp.shape(values)[-1] < 2:
-            raise ValueError(
-                f"RobustMax: expected values (..., P) of at least two classes, got {jnp.shape(values)}: "
-                "open the layer with outputs= the number of classes"
+            raise expected(
+                "values (..., P) of at least two classes",
+                jnp.shape(values),
+                "open the layer with outputs= the number of classes",
             )
-        if not 0 < epsilon < 1:
-            raise ValueError(f"RobustMax: expected 0 < epsilon < 1, got {epsilon}: 1e-3 is usual")
+        expect(0 < epsilon < 1, "0 < epsilon < 1", epsilon, "1e-3 is usual")
         self.values, self.epsilon = values, epsilon
         super().__init__(jnp.shape(values)[:-1], ())
 
@@ -160,23 +160,24 @@ class OneVsEach(FieldsInOrder, dist.CategoricalLogits):
 
     def __init__(self, values: Array, others: ArrayLike | None = None) -> None:
         if jnp.ndim(values) < 1 or jnp.shape(values)[-1] < 2:
-            raise ValueError(
-                f"OneVsEach: expected values (..., P) of at least two classes, got {jnp.shape(values)}: "
-                "open the layer with outputs= the number of classes"
+            raise expected(
+                "values (..., P) of at least two classes",
+                jnp.shape(values),
+                "open the layer with outputs= the number of classes",
             )
         if others is not None:
             others = others if isinstance(others, jax.Array) else np.asarray(others)
             classes = jnp.shape(values)[-1]
             draw = f"jax.random.randint(numpyro.prng_key(), (50,), 0, {classes})"
-            if others.ndim != 1 or not others.size or not jnp.issubdtype(others.dtype, jnp.integer):
-                raise ValueError(
-                    f"OneVsEach: expected others to be labels of shape (B,), got {others.dtype} of shape "
-                    f"{others.shape}: {draw}"
-                )
+            expect(
+                others.ndim == 1 and others.size and jnp.issubdtype(others.dtype, jnp.integer),
+                "others to be labels of shape (B,)",
+                f"{others.dtype} of shape {others.shape}",
+                draw,
+            )
             if violated(lambda labels: (labels >= 0) & (labels < classes), others):
-                raise ValueError(
-                    f"OneVsEach: expected others to be labels from 0 to {classes - 1}, got one of "
-                    f"{np.min(others)} to {np.max(others)}: {draw}"
+                raise expected(
+                    f"others to be labels from 0 to {classes - 1}", f"one of {np.min(others)} to {np.max(others)}", draw
                 )
         self.others = others
         super().__init__(logits=values)

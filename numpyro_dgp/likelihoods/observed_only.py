@@ -10,6 +10,8 @@ import numpyro.distributions as dist
 from numpyro.distributions import biject_to, constraints
 from numpyro.primitives import Messenger
 
+from numpyro_dgp._checks import expected
+
 __all__ = ["ObservedOnly", "observed_only", "warn_unobserved"]
 
 
@@ -22,13 +24,13 @@ class ObservedOnly(constraints.Constraint):
 
     Args:
         support: of the values.
-        owner: what refuses the transformation, for the message.
+        at: what refuses the transformation, for the message.
     """
 
     is_discrete = False  # discrete or not, there is nothing to sum out
 
-    def __init__(self, support: constraints.Constraint, owner: str) -> None:
-        self.base_constraint, self.owner = support, owner
+    def __init__(self, support: constraints.Constraint, at: str) -> None:
+        self.base_constraint, self.at = support, at
         super().__init__()
 
     @property
@@ -45,30 +47,34 @@ class ObservedOnly(constraints.Constraint):
         return self.base_constraint.feasible_like(prototype)
 
     def tree_flatten(self) -> tuple[Any, Any]:
-        return (self.base_constraint,), (("base_constraint",), {"owner": self.owner})
+        return (self.base_constraint,), (("base_constraint",), {"at": self.at})
 
 
 @biject_to.register(ObservedOnly)
 def _refuse(constraint: ObservedOnly) -> NoReturn:
-    raise ValueError(
-        f"{constraint.owner}: expected observations in every run of a sampler or an autoguide, got a site without: "
-        "pass y, as in mcmc.run(key, X, y); for rows that have none write dgp.Likelihood(..., observed=mask), and not "
-        "obs_mask=mask"
+    raise expected(
+        "observations in every run of a sampler or an autoguide",
+        "a site without",
+        (
+            "pass y, as in mcmc.run(key, X, y); for rows that have none write dgp.Likelihood(..., "
+            "observed=mask), and not obs_mask=mask"
+        ),
+        constraint.at,
     )
 
 
 class _Forgotten(dist.ExpandedDistribution):
     """A distribution as it is, whose support is :class:`ObservedOnly`."""
 
-    pytree_aux_fields = ("owner",)
+    pytree_aux_fields = ("at",)
 
-    def __init__(self, fn: dist.Distribution, owner: str) -> None:
-        self.owner = owner
+    def __init__(self, fn: dist.Distribution, at: str) -> None:
+        self.at = at
         super().__init__(fn, fn.batch_shape)
 
     @property
     def support(self) -> constraints.Constraint:
-        return ObservedOnly(self.base_dist.support, self.owner)
+        return ObservedOnly(self.base_dist.support, self.at)
 
 
 class observed_only(Messenger):  # noqa: N801 - a handler, named like NumPyro's
@@ -78,26 +84,25 @@ class observed_only(Messenger):  # noqa: N801 - a handler, named like NumPyro's
 
     Args:
         names: of the sites.
-        owner: what refuses them, for the message.
 
     Example:
         >>> import jax, numpyro
         >>> from numpyro.infer import MCMC, NUTS
         >>> def program():
-        ...     with observed_only(names=["y"], owner="for_mcmc"):
+        ...     with observed_only(["y"]):
         ...         numpyro.sample("y", dist.Normal())
         >>> NUTS(program).init(jax.random.key(0), 1, None, (), {})  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        ValueError: for_mcmc, site 'y': expected observations in every run of a sampler or an autoguide, got ...
+        ValueError: site 'y': expected observations in every run of a sampler or an autoguide, got ...
     """
 
-    def __init__(self, *, names: Iterable[str], owner: str) -> None:
-        self.names, self.owner = frozenset(names), owner
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = frozenset(names)
         super().__init__()
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "sample" and msg["name"] in self.names and not msg["is_observed"]:
-            msg["fn"] = _Forgotten(msg["fn"], f"{self.owner}, site {msg['name']!r}")
+            msg["fn"] = _Forgotten(msg["fn"], f"site {msg['name']!r}")
 
 
 def warn_unobserved(sites: dict[str, dict[str, Any]]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import violated
+from numpyro_dgp._checks import expected, violated
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.likelihoods.families import is_family
 from numpyro_dgp.likelihoods.multiclass import RobustMax
@@ -78,24 +78,27 @@ class Range(NamedTuple):
     whole: bool = False
     unordered: str | None = None
 
-    def require_order(self, owner: str) -> None:
+    def require_order(self) -> None:
         """Raise unless observations are numbers on a line."""
         if self.unordered is not None:
-            raise ValueError(
-                f"{owner}: expected a y whose values are in order, got {self.unordered}: posterior.probs(key, X) has "
-                "the probabilities of labels, posterior.sample(key, X) draws of angles"
+            raise expected(
+                "a y whose values are in order",
+                self.unordered,
+                "posterior.probs(key, X) has the probabilities of labels, posterior.sample(key, X) draws of angles",
             )
 
-    def require(self, owner: str, value: ArrayLike) -> None:
+    def require(self, value: ArrayLike, at: str | None = None) -> None:
         """Raise where a concrete observation is outside: a label, a count, a positive number."""
         if violated(lambda y: ~self._outside(y), value):
             array = np.asarray(value)
             outside = self._outside(array)
             where = tuple(int(i) for i in np.argwhere(outside)[0])
             ends = [f"{word} {end:g}" for word, end in (("from", self.low), ("to", self.high)) if end is not None]
-            raise ValueError(
-                f"{owner}: expected observations y {' '.join(ends)}, got {array[where]} at index {where} "
-                f"({int(outside.sum())} outside): labels of K classes are 0, ..., K - 1; counts are whole, from 0 on"
+            raise expected(
+                f"observations y {' '.join(ends)}",
+                f"{array[where]} at index {where} ({int(outside.sum())} outside)",
+                "labels of K classes are 0, ..., K - 1; counts are whole, from 0 on",
+                at,
             )
 
     def _outside(self, array: Any) -> Any:
@@ -145,11 +148,10 @@ def _unordered(d: dist.Distribution) -> str | None:
     return "labels of classes" if classes else None
 
 
-def labels(owner: str, d: dist.Distribution) -> np.ndarray:
+def labels(d: dist.Distribution) -> np.ndarray:
     """The labels that one observation may have (K,).
 
     Args:
-        owner: the method, for the message.
         d: the distribution of y.
 
     Raises:
@@ -157,16 +159,16 @@ def labels(owner: str, d: dist.Distribution) -> np.ndarray:
     """
     found = value_range(d)
     if d.event_shape or not found.finite or found.low is None or found.high is None:
-        raise ValueError(
-            f"{owner}: expected an observed site with one label of K per datum (Categorical, Bernoulli, RobustMax), "
-            f"got {d!r} with event shape {d.event_shape}: use posterior.predict(key, X) for means and variances, "
-            "posterior.log_density(key, y, X) for densities"
+        raise expected(
+            "an observed site with one label of K per datum (Categorical, Bernoulli, RobustMax)",
+            f"{d!r} with event shape {d.event_shape}",
+            "use posterior.predict(key, X) for means and variances, posterior.log_density(key, y, X) for densities",
         )
     return np.arange(int(found.low), int(found.high) + 1)
 
 
-def require_in_range(owner: str, value: ArrayLike, d: dist.Distribution) -> None:
-    """Raise where a concrete observation is out of the range of its distribution."""
+def require_in_range(site: str, value: ArrayLike, d: dist.Distribution) -> None:
+    """Raise where a concrete observation of ``site`` is out of the range of its distribution."""
     inner = list(_nested(d))[-1]
     if getattr(inner, "observed", None) is None:  # a likelihood looks at the entries that are there itself
-        value_range(d).require(owner, value)
+        value_range(d).require(value, f"observed site {site!r}")

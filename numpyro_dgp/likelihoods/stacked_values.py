@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._checks import expect, expected, is_concrete
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.function_values import FunctionValues, MixedValues
 from numpyro_dgp.functions.induced_function import FunctionalOf
@@ -91,9 +91,13 @@ class SeveralValues(FunctionValues):
         return SeveralValues([part.expand(batch_shape) for part in self.parts])
 
     def mix(self, W: object) -> NoReturn:
-        raise ValueError(
-            "mix: expected values of one function, got several: mix inside the likelihood, "
-            "dgp.Likelihood((g(x), s(x)), lambda g, s: dist.Normal(g @ W.T, jnp.exp(s)).to_event(1))"
+        raise expected(
+            "values of one function",
+            "several",
+            (
+                "mix inside the likelihood, dgp.Likelihood((g(x), s(x)), lambda g, s: dist.Normal(g @ W.T, "
+                "jnp.exp(s)).to_event(1))"
+            ),
         )
 
 
@@ -114,22 +118,27 @@ def side_by_side(values: Sequence[FunctionValues | JointValues]) -> FunctionValu
     parts = [f_x.marginals() for f_x in values]
     if len(parts) == 1:
         return parts[0]
-    if any(isinstance(part, MixedValues) for part in parts):
-        raise ValueError(
-            "Likelihood: expected functions that are not mixed among several, got f(x).mix(W): mix inside the "
-            "conditional, dgp.Likelihood((g(x), s(x)), lambda g, s: dist.Normal(g @ W.T, jnp.exp(s)).to_event(1))"
-        )
+    expect(
+        not any(isinstance(part, MixedValues) for part in parts),
+        "functions that are not mixed among several",
+        "f(x).mix(W)",
+        (
+            "mix inside the conditional, dgp.Likelihood((g(x), s(x)), lambda g, s: dist.Normal(g @ W.T, "
+            "jnp.exp(s)).to_event(1))"
+        ),
+    )
     shapes = [part.batch_shape for part in parts]
     try:
         batch = np.broadcast_shapes(*shapes)
     except ValueError:
         batch = ()
     rows = {math.prod(shape[-1:]) for shape in shapes}
-    if len(rows) > 1 or not batch:
-        raise ValueError(
-            f"Likelihood: expected values of all functions at the same rows, got batch shapes {shapes}: call each "
-            "function on N inputs, (f(x), g(x))"
-        )
+    expect(
+        len(rows) <= 1 and batch,
+        "values of all functions at the same rows",
+        f"batch shapes {shapes}",
+        "call each function on N inputs, (f(x), g(x))",
+    )
     return SeveralValues([part if part.batch_shape == batch else part.expand(batch) for part in parts])
 
 
@@ -216,10 +225,13 @@ def _require_other_inputs(parts: Sequence[FunctionValues]) -> None:
     for part, other in itertools.combinations(parts, 2):
         a, b = part.inputs, other.inputs
         if part.function is other.function and (a is b or (is_concrete(a, b) and np.array_equal(a, b))):
-            raise ValueError(
-                f"Likelihood: expected values of different functions or at different inputs, got those of "
-                f"{part.function.site!r} at one input twice, which would be integrated as if they were independent: "
-                "use one of them twice, dgp.Likelihood(f(x), lambda v: ...)"
+            raise expected(
+                "values of different functions or at different inputs",
+                (
+                    f"those of {part.function.site!r} at one input twice, which would be integrated as if they "
+                    "were independent"
+                ),
+                "use one of them twice, dgp.Likelihood(f(x), lambda v: ...)",
             )
 
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
+from numpyro_dgp._checks import expected
 from numpyro_dgp._typing import Array
 from numpyro_dgp.math.linalg import matmul
 
@@ -125,10 +126,13 @@ def _known_once(matrix: UnitTrace) -> UnitTrace:
 
 @_known_once.defjvp
 def _refuse(primals: Any, tangents: Any) -> Any:
-    raise ValueError(
-        "RingNormal: expected first derivatives of a density whose log determinant is estimated, got second ones: make "
-        "it exact, solver=dgp.rings.Solver(exact=...) with at least the number of gaps or that of values, or fit by "
-        "first derivatives"
+    raise expected(
+        "first derivatives of a density whose log determinant is estimated",
+        "second ones",
+        (
+            "make it exact, solver=dgp.rings.Solver(exact=...) with at least the number of gaps or that "
+            "of values, or fit by first derivatives"
+        ),
     )
 
 

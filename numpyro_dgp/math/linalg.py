@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._checks import expected, is_concrete
 from numpyro_dgp._typing import Array
 from numpyro_dgp.math.tuning import tuned
 
@@ -202,9 +202,10 @@ def checked_factor(factor: Array, owner: str, advice: str = _ADVICE, matrix: Arr
                 "variance, more than rounding explains. A function of a distance that is not Euclidean need not be a "
                 "kernel: for places on a sphere take dgp.kernels.Chordal or dgp.kernels.GreatCircle"
             )
-        raise ValueError(
-            f"Cholesky factorisation of {owner} failed: expected a positive definite matrix, got one of size "
-            f"{factor.shape[-1]} that is not (dtype {factor.dtype}), which usually means {advice}"
+        raise expected(
+            "a positive definite matrix",
+            f"one of size {factor.shape[-1]} that is not (dtype {factor.dtype}), which usually means {advice}",
+            at=f"Cholesky factorisation of {owner} failed",
         )
     return factor
 

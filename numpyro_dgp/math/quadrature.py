@@ -30,6 +30,7 @@ import numpy as np
 from jax.scipy.special import logsumexp, ndtri
 from scipy.special import roots_hermite
 
+from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.math.linalg import safe_sqrt, tensordot
 
@@ -104,7 +105,7 @@ class GaussHermite:
     size: int = static(default=20)
 
     def __post_init__(self) -> None:
-        _require_count("GaussHermite", "size", self.size)
+        _require_count("size", self.size)
 
     def nodes(self, loc: Array, variance: Array) -> Nodes:
         loc, variance = jnp.broadcast_arrays(loc, variance)
@@ -137,7 +138,7 @@ class MonteCarlo:
     key: Array | None = None
 
     def __post_init__(self) -> None:
-        _require_count("MonteCarlo", "size", self.size)
+        _require_count("size", self.size)
 
     def nodes(self, loc: Array, variance: Array) -> Nodes:
         loc, variance = jnp.broadcast_arrays(loc, variance)
@@ -163,13 +164,13 @@ def white_nodes(rule: GaussHermite | MonteCarlo, dims: int, dtype: jnp.dtype) ->
         ValueError: too large a grid, or draws without a key.
     """
     if isinstance(rule, MonteCarlo):
-        if rule.key is None:
-            raise ValueError("expected MonteCarlo(n, key) with a key, got none: pass integrate=MonteCarlo(n, key)")
+        expect(rule.key is not None, "MonteCarlo(n, key) with a key", "none", "pass integrate=MonteCarlo(n, key)")
         return rule.nodes(jnp.zeros(dims, dtype), jnp.ones(dims, dtype))
     if rule.size**dims > _MOST_NODES:
-        raise ValueError(
-            f"expected at most {_MOST_NODES} nodes, got {rule.size}^{dims} for {dims} input columns: use fewer nodes, "
-            "or integrate=dgp.likelihoods.MonteCarlo(1000, key)"
+        raise expected(
+            f"at most {_MOST_NODES} nodes",
+            f"{rule.size}^{dims} for {dims} input columns",
+            "use fewer nodes, or integrate=dgp.likelihoods.MonteCarlo(1000, key)",
         )
     nodes = rule.nodes(jnp.zeros((), dtype), jnp.ones((), dtype))
     points, log_weights = (jnp.stack([g.ravel() for g in jnp.meshgrid(*[a] * dims, indexing="ij")], -1) for a in nodes)
@@ -177,9 +178,13 @@ def white_nodes(rule: GaussHermite | MonteCarlo, dims: int, dtype: jnp.dtype) ->
     return Nodes(points, log_weights.sum(-1))
 
 
-def _require_count(owner: str, name: str, value: int) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"expected {owner}({name}=...) to be a positive integer, got {value!r}: 20 is the default")
+def _require_count(name: str, value: int) -> None:
+    expect(
+        isinstance(value, int) and value >= 1,
+        f"{name} to be a positive integer",
+        repr(value),
+        "20 is the default",
+    )
 
 
 MOST_DIRECTIONS = 3

@@ -17,7 +17,7 @@ from numpyro import handlers
 from numpyro.infer.reparam import Reparam
 from numpyro.primitives import Messenger
 
-from numpyro_dgp._checks import inside_transformation, require_params
+from numpyro_dgp._checks import expect, expected, inside_transformation, require_params
 from numpyro_dgp._data import indexable
 from numpyro_dgp._numpyro import active
 from numpyro_dgp._repr import brief, described
@@ -121,12 +121,12 @@ class NonCentered(Reparam):
 
     def __call__(self, name: str, fn: dist.Distribution, obs: Array | None) -> tuple[None, Array]:
         values = unwrap(fn)
-        if not isinstance(values, FunctionValues | ProcessValues | DrawnFromWhite) or obs is not None:
-            raise ValueError(
-                f"NonCentered: expected {name!r} to hold unobserved function values, got "
-                f"{'an observed ' if obs is not None else 'a '}{type(values).__name__}: use it on hidden layers, and "
-                "numpyro.infer.reparam.LocScaleReparam on other sites"
-            )
+        expect(
+            isinstance(values, FunctionValues | ProcessValues | DrawnFromWhite) and obs is None,
+            f"{name!r} to hold unobserved function values",
+            f"{('an observed ' if obs is not None else 'a ')}{type(values).__name__}",
+            "use it on hidden layers, and numpyro.infer.reparam.LocScaleReparam on other sites",
+        )
         if isinstance(values, Determined | DeterminedJoint):
             return None, values.expand(row_shape(fn)).loc
         drawn = isinstance(values, DrawnFromWhite)
@@ -134,10 +134,10 @@ class NonCentered(Reparam):
         shape = values.white_shape if drawn else fn.event_shape
         white = numpyro.sample(f"{name}_white", StandardNormal(shape, values.loc.dtype, fn.batch_shape))
         if white.shape != (*fn.batch_shape, *shape):
-            raise ValueError(
-                f"NonCentered: expected values of shape {(*fn.batch_shape, *shape)} for '{name}_white', one per datum, "
-                f"got {white.shape}, those of the data of the chain: predict by dgp.Posterior(model, "
-                "samples=mcmc.get_samples()), which draws them anew for new data"
+            raise expected(
+                f"values of shape {(*fn.batch_shape, *shape)} for '{name}_white', one per datum",
+                f"{white.shape}, those of the data of the chain",
+                "predict by dgp.Posterior(model, samples=mcmc.get_samples()), which draws them anew for new data",
             )
         return None, values.from_white(white)  # mu + L e
 
@@ -218,26 +218,22 @@ def for_mcmc(
     Source: Titsias (2009) for the integral; Hoffman et al. (2019) for the coordinates of a guide.
     """
 
-    if isinstance(model, _Prepared):
-        raise ValueError(
-            "for_mcmc: expected a program, got one that for_mcmc has prepared already: call it once, with all params"
-        )
-    if not callable(model):
-        raise ValueError(f"for_mcmc: expected a program, a function, got {type(model).__name__}")
-    if not isinstance(collapse, bool) and collapse != "auto":
-        raise ValueError(f'for_mcmc: expected collapse to be "auto", True or False, got {collapse!r}')
-    params = require_params("for_mcmc", params)
+    expect(
+        not isinstance(model, _Prepared),
+        "a program",
+        "one that for_mcmc has prepared already",
+        "call it once, with all params",
+    )
+    expect(callable(model), "a program, a function", type(model).__name__)
+    expect(isinstance(collapse, bool) or collapse == "auto", 'collapse to be "auto", True or False', repr(collapse))
+    params = require_params(params)
     if guide is not None:
         require_guide(guide, params)
-        if not noncentered:
-            raise ValueError(
-                "for_mcmc: expected guide= or noncentered=False, got both: the coordinates are those of the guide"
-            )
+        expect(noncentered, "guide= or noncentered=False", "both", "the coordinates are those of the guide")
     return _Prepared(model, params, noncentered, collapse, guide)
 
 
 def prepared(
-    owner: str,
     model: Callable[..., Any],
     params: Mapping[str, Array] | None = None,
     *,
@@ -247,7 +243,6 @@ def prepared(
     """:func:`for_mcmc` for a kernel that takes programs with or without it.
 
     Args:
-        owner: of messages.
         model: the program.
         params: the argument of ``for_mcmc``, as are the others.
         noncentered: see ``params``.
@@ -259,10 +254,8 @@ def prepared(
     if not isinstance(model, _Prepared):
         return for_mcmc(model, params, noncentered=noncentered, collapse=collapse)
     if params is not None or noncentered is not True or collapse != "auto":
-        raise ValueError(
-            f"{owner}: expected no params, noncentered or collapse beside a program of for_mcmc, which has its own: "
-            "give them to for_mcmc"
-        )
+        what = "no params, noncentered or collapse beside a program of for_mcmc, which has its own"
+        raise expected(what, "some", "give them to for_mcmc")
     return model
 
 
@@ -312,9 +305,9 @@ class _Prepared:
             require_observations_apart(handlers.substitute(self.model, data=self.params), args, kwargs)
         forgotten = frozenset() if program is None or observes else program.ends
         given = handlers.substitute(data=self.params)
-        observed = observed_only(names=forgotten, owner="for_mcmc")
+        observed = observed_only(forgotten)
         rows = (ALL_ROWS, WHOLE_DATA) if observes else (WHOLE_DATA,)
-        with require("for_mcmc", *rows, FIXED_PARAMETERS), observed, given:
+        with require(*rows, FIXED_PARAMETERS), observed, given:
             if self.collapse is False and self.guide is None:
                 with _ConditionsInside():
                     return self._run(args, kwargs, observes)
@@ -366,10 +359,13 @@ class _ConditionsInside(Messenger):
         together = bool(behind - values.keys())  # a guide that draws all sites as one
         computed = [n for n in values if together or n in behind or n in self.layers]
         if found := [n for n in computed if _is_conditioned(n, values[n])]:
-            raise ValueError(
-                f"for_mcmc: expected conditions on sites that the program samples, got one on "
-                f"{', '.join(map(repr, found))}, which it computes from the others, so that the condition would change "
-                "nothing: condition the program first, dgp.for_mcmc(handlers.condition(model, data={...}))"
+            raise expected(
+                "conditions on sites that the program samples",
+                (
+                    f"one on {', '.join(map(repr, found))}, which it computes from the others, so that the "
+                    "condition would change nothing"
+                ),
+                "condition the program first, dgp.for_mcmc(handlers.condition(model, data={...}))",
             )
 
 

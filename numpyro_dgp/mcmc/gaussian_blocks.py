@@ -9,6 +9,7 @@ import jax
 import numpyro.distributions as dist
 from numpyro import handlers
 
+from numpyro_dgp._checks import expect
 from numpyro_dgp.analysis.sites import Message, Trace, site_kind, unwrap
 from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.functions.function_values import Values
@@ -61,14 +62,14 @@ def latents(program: Callable[[], Any]) -> Latents:
 def _read(sites: Trace) -> Latents:
     free = {n: msg for n, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
     for name, msg in free.items():
-        if site_kind(msg) == "observed":
-            raise ValueError(
-                f"Gibbs: expected observations at {name!r}, got none: pass them to the run, mcmc.run(key, X, y)"
-            )
-        if msg["fn"].support.is_discrete:
-            raise ValueError(f"Gibbs: expected continuous sites, got the discrete {name!r}: sum it out")
-    if not free:
-        raise ValueError("Gibbs: expected a program with latent sites, got none: there is nothing to sample")
+        expect(
+            site_kind(msg) != "observed",
+            f"observations at {name!r}",
+            "none",
+            "pass them to the run, mcmc.run(key, X, y)",
+        )
+        expect(not msg["fn"].support.is_discrete, "continuous sites", f"the discrete {name!r}", "sum it out")
+    expect(free, "a program with latent sites", "none", "there is nothing to sample")
     gaussian = frozenset(name for name, msg in free.items() if _is_gaussian(msg["fn"]))
     return Latents(
         names=tuple(free),

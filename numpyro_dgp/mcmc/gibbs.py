@@ -17,7 +17,7 @@ from numpyro import handlers
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import initialize_model
 
-from numpyro_dgp._checks import with_nearest
+from numpyro_dgp._checks import expect, expected, with_nearest
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.weights import StandardNormal
@@ -51,29 +51,32 @@ class PlannedBlock(NamedTuple):
 
 def require_updates(blocks: Any, rest: Any) -> _Chosen:
     """The blocks of the user by their sites; raise unless they are updates by site."""
-    if not isinstance(blocks, Mapping | None):
-        raise ValueError(
-            f"Gibbs: expected blocks as a dict of updates by site, got {type(blocks).__name__}: "
-            'blocks={"h": dgp.mcmc.EllipticalSlice()}'
-        )
+    expect(
+        isinstance(blocks, Mapping | None),
+        "blocks as a dict of updates by site",
+        type(blocks).__name__,
+        'blocks={"h": dgp.mcmc.EllipticalSlice()}',
+    )
     chosen = {(sites,) if isinstance(sites, str) else tuple(sites): update for sites, update in (blocks or {}).items()}
     for sites, update in chosen.items():
         _require_update(f"for the block {' + '.join(map(repr, sites))}", update)
     _require_update("as rest", rest)
-    if isinstance(rest, EllipticalSlice):
-        raise ValueError(
-            "Gibbs: expected rest to be an update of any site, got EllipticalSlice, which needs Gaussian priors: "
-            "dgp.mcmc.BlockNUTS() or dgp.mcmc.Slice()"
-        )
+    expect(
+        not isinstance(rest, EllipticalSlice),
+        "rest to be an update of any site",
+        "EllipticalSlice, which needs Gaussian priors",
+        "dgp.mcmc.BlockNUTS() or dgp.mcmc.Slice()",
+    )
     return chosen
 
 
 def _require_update(where: str, update: Any) -> None:
     if isinstance(update, type) or not isinstance(update, Update):
         got = f"the class {update.__name__}" if isinstance(update, type) else type(update).__name__
-        raise ValueError(
-            f"Gibbs: expected an update {where}, got {got}: dgp.mcmc.BlockNUTS(), dgp.mcmc.Slice(), or for "
-            "Gaussian sites dgp.mcmc.EllipticalSlice()"
+        raise expected(
+            f"an update {where}",
+            got,
+            "dgp.mcmc.BlockNUTS(), dgp.mcmc.Slice(), or for Gaussian sites dgp.mcmc.EllipticalSlice()",
         )
 
 
@@ -114,17 +117,19 @@ def _named(found: Latents, chosen: _Chosen) -> _Chosen:
         whites = {name: f"{name}_white" for name in given if name not in found.names}
         sites = tuple(whites.get(name, name) for name in given)
         if integrated := found.integrated.intersection(given):
-            raise ValueError(
-                f"Gibbs: expected blocks of latent sites, got {min(integrated)!r}, which is integrated and drawn "
-                "exactly: leave it out, or pass collapse=False"
+            raise expected(
+                "blocks of latent sites",
+                f"{min(integrated)!r}, which is integrated and drawn exactly",
+                "leave it out, or pass collapse=False",
             )
         if unknown := [name for name in given if whites.get(name, name) not in found.names]:
-            raise ValueError(
-                f"Gibbs: expected blocks of latent sites of the program, got {with_nearest(unknown, found.names)}: "
-                f"they are {list(found.names)}"
+            raise expected(
+                "blocks of latent sites of the program",
+                with_nearest(unknown, found.names),
+                f"they are {list(found.names)}",
             )
         if twice := sorted(seen.intersection(sites)) or [name for name in sites if sites.count(name) > 1]:
-            raise ValueError(f"Gibbs: expected every site in one block, got {twice[0]!r} in two: leave one out")
+            raise expected("every site in one block", f"{twice[0]!r} in two", "leave one out")
         seen |= set(sites)
         updates[sites] = update
     return updates
@@ -132,14 +137,16 @@ def _named(found: Latents, chosen: _Chosen) -> _Chosen:
 
 def _require_gaussian(found: Latents, sites: tuple[str, ...]) -> None:
     if others := [name for name in sites if name not in found.gaussian]:
-        raise ValueError(
-            f"Gibbs: expected sites with a Gaussian prior for EllipticalSlice, got {others[0]!r}: use "
-            "dgp.mcmc.Slice() or dgp.mcmc.BlockNUTS()"
+        raise expected(
+            "sites with a Gaussian prior for EllipticalSlice",
+            repr(others[0]),
+            "use dgp.mcmc.Slice() or dgp.mcmc.BlockNUTS()",
         )
     if len(sites) > 1 and (others := [name for name in sites if name not in found.standard]):
-        raise ValueError(
-            "Gibbs: expected standard normal sites where EllipticalSlice moves several together, got "
-            f"{others[0]!r}, whose prior may depend on the others: give it a block of its own"
+        raise expected(
+            "standard normal sites where EllipticalSlice moves several together",
+            f"{others[0]!r}, whose prior may depend on the others",
+            "give it a block of its own",
         )
 
 
@@ -242,8 +249,8 @@ class Gibbs(ProgramKernel):
         collapse: Collapse = "auto",
         init_strategy: Callable[..., Any] = init_to_uniform,
     ) -> None:
-        super().__init__("Gibbs", model, init_strategy)
-        self._program = prepared("Gibbs", model, params, noncentered=noncentered, collapse=collapse)
+        super().__init__(model, init_strategy)
+        self._program = prepared(model, params, noncentered=noncentered, collapse=collapse)
         self._blocks, self._rest = require_updates(blocks, rest), rest
         self._run: _Run | None = None
 
@@ -282,7 +289,7 @@ class Gibbs(ProgramKernel):
         )
         moves = {label: block.update.open() for label, block in blocks.items()}
         self._run = _Run(blocks, moves, found.potential_fn, found.postprocess_fn)
-        z = first_position("Gibbs", init_params, found.param_info.z)
+        z = first_position(init_params, found.param_info.z)
         start = partial(self._start, num_warmup=num_warmup, args=model_args, kwargs=kwargs)
         return for_chains(start, rng_key, rng_key, start_key, z)
 
@@ -291,7 +298,7 @@ class Gibbs(ProgramKernel):
 
     def _begun(self) -> _Run:
         if self._run is None:
-            raise ValueError("Gibbs: expected init before anything else: run it by numpyro.infer.MCMC")
+            raise expected("init before anything else", "no state", "run it by numpyro.infer.MCMC")
         return self._run
 
     def _start(

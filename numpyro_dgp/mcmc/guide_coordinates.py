@@ -27,6 +27,7 @@ from numpyro.distributions import biject_to
 from numpyro.infer.autoguide import AutoContinuous, AutoDelta
 from numpyro.primitives import Messenger
 
+from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import FIXED_PARAMETERS, WHOLE_DATA, require
 from numpyro_dgp.analysis.sites import Message, Trace, total_log_prob, unwrap
@@ -53,25 +54,25 @@ _POINT_SCALE = 0.1
 
 def require_guide(guide: Any, params: Mapping[str, Array]) -> None:
     """Raise a ``ValueError`` unless a program can be sampled in the coordinates of ``guide``."""
-    if not callable(guide) or isinstance(guide, type):
-        raise ValueError(
-            f"for_mcmc: expected the guide of a fit, got {type(guide).__name__}: for_mcmc(model, guide=guide, "
-            "params=result.params)"
-        )
-    if isinstance(guide, Collapsed):
-        raise ValueError(
-            "for_mcmc: expected a guide that draws inducing values by parameters of its own, got Collapsed: use "
-            "for_mcmc(model, collapse=True), or a guide such as dgp.guides.InducingPoint(model)"
-        )
-    if isinstance(getattr(guide, "companion", None) or guide, AutoDelta):
-        raise ValueError(
-            "for_mcmc: expected a guide of Gaussians, got AutoDelta, points: use dgp.guides.Delta() or AutoNormal"
-        )
-    if not params:
-        raise ValueError(
-            "for_mcmc: expected the parameters of the guide, got none: for_mcmc(model, guide=guide, "
-            "params=result.params)"
-        )
+    expect(
+        callable(guide) and not isinstance(guide, type),
+        "the guide of a fit",
+        type(guide).__name__,
+        "for_mcmc(model, guide=guide, params=result.params)",
+    )
+    expect(
+        not isinstance(guide, Collapsed),
+        "a guide that draws inducing values by parameters of its own",
+        "Collapsed",
+        "use for_mcmc(model, collapse=True), or a guide such as dgp.guides.InducingPoint(model)",
+    )
+    expect(
+        not isinstance(getattr(guide, "companion", None) or guide, AutoDelta),
+        "a guide of Gaussians",
+        "AutoDelta, points",
+        "use dgp.guides.Delta() or AutoNormal",
+    )
+    expect(params, "the parameters of the guide", "none", "for_mcmc(model, guide=guide, params=result.params)")
 
 
 def run_in_coordinates(
@@ -108,10 +109,10 @@ def run_in_coordinates(
 
     jax.eval_shape(find_shapes)
     if insist and together:
-        raise ValueError(
-            f"for_mcmc: expected a guide that draws {sorted(together)} on their own for collapse=True, "
-            f"got {type(guide).__name__}, which draws all sites together: use dgp.guides.InducingPoint, or leave "
-            "collapse out"
+        raise expected(
+            f"a guide that draws {sorted(together)} on their own for collapse=True",
+            f"{type(guide).__name__}, which draws all sites together",
+            "use dgp.guides.InducingPoint, or leave collapse out",
         )
     layers = layers - together
     white = {
@@ -169,7 +170,7 @@ def numbers_behind(
 @contextmanager
 def _alone(params: Mapping[str, Array]) -> Iterator[None]:
     """A run of its own, in which ``numpyro.param`` sites have the values ``params``."""
-    with handlers.block(), require("for_mcmc", WHOLE_DATA, FIXED_PARAMETERS), handlers.substitute(data=dict(params)):
+    with handlers.block(), require(WHOLE_DATA, FIXED_PARAMETERS), handlers.substitute(data=dict(params)):
         yield
 
 
@@ -217,9 +218,10 @@ class _FromWhite(Messenger):
             return
         found = coordinates_of(msg["fn"])
         if found is None:
-            raise ValueError(
-                f"for_mcmc: expected a guide of Gaussians, got {type(fn).__name__} at {name!r}: give that site "
-                f"dgp.guides.Normal(), sites={{{name!r}: dgp.guides.Normal()}}, or leave guide= out"
+            raise expected(
+                "a guide of Gaussians",
+                f"{type(fn).__name__} at {name!r}",
+                f"give that site dgp.guides.Normal(), sites={{{name!r}: dgp.guides.Normal()}}, or leave guide= out",
             )
         self.shapes[name] = found.shape, found.dtype
         white = self.numbers(msg, found)
@@ -250,10 +252,10 @@ class _ToWhite(_FromWhite):
         if name in self.layers:
             return super().numbers(msg, found)
         if isinstance(unwrap(msg["fn"]), DrawnFromWhite):
-            raise ValueError(
-                f"evidence: expected samples= of a program without {type(unwrap(msg['fn'])).__name__}, got one at "
-                f"{name!r}, whose values do not tell the numbers that they are drawn from: leave samples= out, the "
-                "bound from below needs none"
+            raise expected(
+                f"samples= of a program without {type(unwrap(msg['fn'])).__name__}",
+                f"one at {name!r}, whose values do not tell the numbers that they are drawn from",
+                "leave samples= out, the bound from below needs none",
             )
         self.white[name] = found.white(jnp.asarray(self.values[name], found.dtype))
         return self.white[name]
@@ -261,16 +263,18 @@ class _ToWhite(_FromWhite):
 
 def _require_drawn(sites: Trace, values: Mapping[str, Array]) -> None:
     latent = [n for n, site in sites.items() if site["type"] == "sample" and not site["is_observed"]]
-    if missing := [name for name in latent if name not in values]:
-        raise ValueError(
-            f"for_mcmc: expected a guide with a value for every latent site of the program, got none for {missing}: "
-            "pass the guide that was fitted to this program"
-        )
-    if observed := [name for name in values if name in sites and sites[name]["is_observed"]]:
-        raise ValueError(
-            f"for_mcmc: expected a guide without values for what the program observes, got some for {observed}: pass "
-            "the guide that was fitted to the program with its conditions"
-        )
+    expect(
+        not (missing := [name for name in latent if name not in values]),
+        "a guide with a value for every latent site of the program",
+        f"none for {missing}",
+        "pass the guide that was fitted to this program",
+    )
+    expect(
+        not (observed := [name for name in values if name in sites and sites[name]["is_observed"]]),
+        "a guide without values for what the program observes",
+        f"some for {observed}",
+        "pass the guide that was fitted to the program with its conditions",
+    )
 
 
 def _with_spread_points(guide: Guide) -> Guide:

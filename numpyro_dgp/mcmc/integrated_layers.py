@@ -25,6 +25,7 @@ import numpyro
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
+from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import with_traceable
@@ -93,10 +94,10 @@ class Integrate(Messenger):
             ValueError: there is no other random site, so that all draws would be one.
         """
         if self.quadratics and not self.position:
-            raise ValueError(
-                f"for_mcmc: expected sites to sample beside the integrated {sorted(self.quadratics)}, got a condition "
-                "on all of them from outside of the prepared program: condition the program first, "
-                "dgp.for_mcmc(handlers.condition(model, data={...}))"
+            raise expected(
+                f"sites to sample beside the integrated {sorted(self.quadratics)}",
+                "a condition on all of them from outside of the prepared program",
+                "condition the program first, dgp.for_mcmc(handlers.condition(model, data={...}))",
             )
         for i, (name, total) in enumerate(self.quadratics.items()):
             key = jax.random.fold_in(_key_of(self.position), i)
@@ -146,11 +147,12 @@ def layers_to_integrate(
     """
     inspected = with_traceable(lambda args, kwargs: _readings(model, args, kwargs, params), args, kwargs)
     if inspected is None:
-        if collapse is True:
-            raise ValueError(
-                "for_mcmc: expected collapse=True for a program that can be traced, got one that needs the values of "
-                "its arguments: pass rows as JAX arrays, and settings by functools.partial"
-            )
+        expect(
+            collapse is not True,
+            "collapse=True for a program that can be traced",
+            "one that needs the values of its arguments",
+            "pass rows as JAX arrays, and settings by functools.partial",
+        )
         return frozenset(), True
     sites, facts = inspected
     samples = {name: site for name, site in sites.items() if site["type"] == "sample"}
@@ -164,10 +166,13 @@ def layers_to_integrate(
         obstacles, layers = dict.fromkeys(layers, why), frozenset()
     if collapse is True and on_data and not layers:
         which = "; ".join(f"{name!r}: {obstacle}" for name, obstacle in obstacles.items())
-        raise ValueError(
-            "for_mcmc: expected collapse=True for a program with a layer of dgp.Points that only Gaussian likelihoods "
-            f"see, dgp.Likelihood(f(h), lambda v: dist.Normal(v, noise)), got {which or 'no inducing values'}: leave "
-            'collapse out, which is "auto", or write the likelihood so'
+        raise expected(
+            (
+                "collapse=True for a program with a layer of dgp.Points that only Gaussian likelihoods see, "
+                "dgp.Likelihood(f(h), lambda v: dist.Normal(v, noise))"
+            ),
+            which or "no inducing values",
+            'leave collapse out, which is "auto", or write the likelihood so',
         )
     return layers if collapse else frozenset(), on_data
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
+from numpyro_dgp._checks import expect
 from numpyro_dgp._typing import Array
 
 __all__ = ["ProgramKernel", "first_position", "for_chains", "split_keys"]
@@ -28,11 +29,10 @@ def for_chains(function: Callable[..., Any], rng_key: Array, *args: Any) -> Any:
     return function(*args) if is_prng_key(rng_key) else jax.vmap(function)(*args)
 
 
-def first_position(owner: str, init_params: Mapping[str, Any] | None, found: dict[str, Array]) -> dict[str, Array]:
+def first_position(init_params: Mapping[str, Any] | None, found: dict[str, Array]) -> dict[str, Array]:
     """Where a chain begins: ``init_params`` of ``MCMC.run``, or without them what the strategy has found.
 
     Args:
-        owner: the name of the kernel, for messages.
         init_params: unconstrained values of all sites.
         found: likewise.
 
@@ -44,11 +44,12 @@ def first_position(owner: str, init_params: Mapping[str, Any] | None, found: dic
         return found
     expected = {name: jnp.shape(value) for name, value in found.items()}
     got = {name: jnp.shape(value) for name, value in init_params.items()}
-    if got != expected:
-        raise ValueError(
-            f"{owner}: expected init_params with an unconstrained value of every site, of shapes {expected}, got "
-            f"{got}: for some sites, or for constrained values, init_strategy=init_to_value(values={...})"
-        )
+    expect(
+        got == expected,
+        f"init_params with an unconstrained value of every site, of shapes {expected}",
+        got,
+        f"for some sites, or for constrained values, init_strategy=init_to_value(values={...})",
+    )
     return {name: jnp.asarray(init_params[name], value.dtype) for name, value in found.items()}
 
 
@@ -56,7 +57,6 @@ class ProgramKernel(MCMCKernel):
     """A kernel that samples the sites of a program on the unconstrained scale, as the field ``z`` of its states.
 
     Args:
-        owner: the name of the kernel, for messages.
         model: the program.
         init_strategy: NumPyro's.
 
@@ -64,12 +64,12 @@ class ProgramKernel(MCMCKernel):
         ValueError: a program or a strategy that is no function.
     """
 
-    def __init__(self, owner: str, model: Any, init_strategy: Any) -> None:
-        if not callable(model) or not callable(init_strategy):
-            raise ValueError(
-                f"{owner}: expected a program and an init_strategy, both functions, got "
-                f"{type(model).__name__} and {type(init_strategy).__name__}"
-            )
+    def __init__(self, model: Any, init_strategy: Any) -> None:
+        expect(
+            callable(model) and callable(init_strategy),
+            "a program and an init_strategy, both functions",
+            f"{type(model).__name__} and {type(init_strategy).__name__}",
+        )
         self._init_strategy = init_strategy
 
     @property

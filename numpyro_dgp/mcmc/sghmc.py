@@ -33,7 +33,7 @@ from numpyro.infer.util import initialize_model, potential_energy
 from numpyro.primitives import Messenger
 from numpyro.util import is_prng_key
 
-from numpyro_dgp._checks import is_concrete, require_params
+from numpyro_dgp._checks import expect, expected, is_concrete, require_params
 from numpyro_dgp._data import indexable
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
@@ -225,16 +225,22 @@ class SGHMCState(_Fields):
             return state
         if state.lost.any():
             first = int(state.lost[state.lost > 0].min())
-            raise ValueError(
-                f"SGHMC: expected draws with a finite density and gradient, got none at draw {first} after warm-up: "
-                "the step is too large; halve step_size, take more warm-up, or start near the mode, "
-                "init_strategy=init_to_value(values=guide.median(params, X, y))"
+            raise expected(
+                "draws with a finite density and gradient",
+                f"none at draw {first} after warm-up",
+                (
+                    "the step is too large; halve step_size, take more warm-up, or start near the mode, "
+                    "init_strategy=init_to_value(values=guide.median(params, X, y))"
+                ),
             )
         if (state.temperature > _HOT + _SHORT / state.draws.clip(1)).any():
-            raise ValueError(
-                f"SGHMC: expected velocities of temperature one, got {float(state.temperature.max()):.3g} on average "
-                f"over {int(state.draws.max())} draws: the chain runs away, for the step is too large or gradients are "
-                "too noisy; halve step_size, or take larger minibatches"
+            raise expected(
+                "velocities of temperature one",
+                f"{float(state.temperature.max()):.3g} on average over {int(state.draws.max())} draws",
+                (
+                    "the chain runs away, for the step is too large or gradients are too noisy; halve step_size, "
+                    "or take larger minibatches"
+                ),
             )
         return state
 
@@ -244,7 +250,7 @@ _HOT = 10.0
 _SHORT = 1000.0
 """Of n draws, ``_SHORT / n`` more is allowed: the mean of a few may be large by chance."""
 
-_NO_DATA = "SGHMC: expected a program that observes data, got none: pass the observations, mcmc.run(key, X, y)"
+_NO_DATA = "a program that observes data", "none", "pass the observations, mcmc.run(key, X, y)"
 
 
 class _DrawAnew(Messenger):
@@ -258,7 +264,7 @@ class _DrawAnew(Messenger):
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
         super().__exit__(exc_type, exc_value, traceback)
         if exc_type is None and not self._observes:
-            raise ValueError(_NO_DATA)
+            raise expected(*_NO_DATA)
 
     def process_message(self, msg: Message) -> None:
         if msg["type"] == "plate" and msg["args"][1] not in (None, msg["args"][0]):
@@ -269,17 +275,17 @@ class _DrawAnew(Messenger):
         if msg["is_observed"]:
             return
         if site_kind(msg) == "observed":
-            raise ValueError(_NO_DATA)
+            raise expected(*_NO_DATA)
         if site_kind(msg) == "hidden":
             hide(msg)
         elif plates := self._subsampled & {frame.name for frame in msg["cond_indep_stack"]}:
-            raise ValueError(
-                f"SGHMC: expected global sites only under plate {min(plates)!r}, which takes minibatches, got the "
-                f"latent {msg['name']!r} there, one value per datum: integrate it by a guide, "
-                "dgp.guides.InducingPoint, or run without minibatches"
+            raise expected(
+                f"global sites only under plate {min(plates)!r}, which takes minibatches",
+                f"the latent {msg['name']!r} there, one value per datum",
+                "integrate it by a guide, dgp.guides.InducingPoint, or run without minibatches",
             )
         elif msg["fn"].support.is_discrete:
-            raise ValueError(f"SGHMC: expected continuous sites, got the discrete {msg['name']!r}: sum it out")
+            raise expected("continuous sites", f"the discrete {msg['name']!r}", "sum it out")
 
 
 class SGHMC(ProgramKernel):
@@ -342,12 +348,10 @@ class SGHMC(ProgramKernel):
         adapt_mass: bool = True,
         init_strategy: Callable[..., Any] = init_to_uniform,
     ) -> None:
-        super().__init__("SGHMC", model, init_strategy)
-        if not _is_number(step_size) or not 0 < step_size < math.inf:
-            raise ValueError(f"SGHMC: expected a positive step_size, got {step_size!r}: try 0.03")
-        if not _is_number(friction) or not 0 < friction <= 1:
-            raise ValueError(f"SGHMC: expected 0 < friction <= 1, got {friction!r}: try 0.05")
-        self._model, self._params = model, require_params("SGHMC", params)
+        super().__init__(model, init_strategy)
+        expect(_is_number(step_size) and 0 < step_size < math.inf, "a positive step_size", repr(step_size), "try 0.03")
+        expect(_is_number(friction) and 0 < friction <= 1, "0 < friction <= 1", repr(friction), "try 0.05")
+        self._model, self._params = model, require_params(params)
         self.step_size, self.friction, self.adapt_mass = float(step_size), float(friction), bool(adapt_mass)
         self._postprocess: Callable[..., Any] | None = None
 
@@ -360,7 +364,7 @@ class SGHMC(ProgramKernel):
 
     def postprocess_fn(self, model_args: tuple[Any, ...], model_kwargs: dict[str, Any] | None) -> Callable[..., Any]:
         if self._postprocess is None:
-            raise ValueError("SGHMC: expected init before postprocess_fn: run it by numpyro.infer.MCMC")
+            raise expected("init before postprocess_fn", "no state", "run it by numpyro.infer.MCMC")
         return self._postprocess(*model_args, **(model_kwargs or {}))
 
     def init(
@@ -393,7 +397,7 @@ class SGHMC(ProgramKernel):
             start = Adaptation.start(flat)
             return SGHMCState(z, zero, still, start, left, zero, jnp.array(False), key, z, none, none, zero)
 
-        z = first_position("SGHMC", init_params, found.param_info.z)
+        z = first_position(init_params, found.param_info.z)
         return for_chains(state, rng_key, rng_key, z)
 
     def potential(self, key: Array, z: dict[str, Array], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Array:
@@ -404,7 +408,7 @@ class SGHMC(ProgramKernel):
         args, kwargs = indexable((args, kwargs))
         with (
             _DrawAnew(),
-            require("SGHMC", ALL_ROWS, OUTSIDE_TRANSFORMATIONS, FIXED_PARAMETERS),
+            require(ALL_ROWS, OUTSIDE_TRANSFORMATIONS, FIXED_PARAMETERS),
             handlers.substitute(data=self._params),
         ):
             return self._model(*args, **kwargs)

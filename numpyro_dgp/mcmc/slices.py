@@ -138,7 +138,7 @@ class EllipticalSlice(Untuned):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_count("EllipticalSlice", "repeat", self.repeat, "1")
+        require_count("repeat", self.repeat, "1")
 
     def move(
         self, key: Array, state: SliceState, z: Block, energy: Array, given: BlockTarget
@@ -194,7 +194,7 @@ class Slice(Untuned):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_positive("Slice", "width", self.width, "try 1.0")
+        require_positive("width", self.width, "try 1.0")
 
     def move(
         self, key: Array, state: SliceState, z: Block, energy: Array, given: BlockTarget

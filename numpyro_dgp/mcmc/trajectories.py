@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from numpyro.infer.hmc import hmc
 
-from numpyro_dgp._checks import require_count, require_positive
+from numpyro_dgp._checks import expected, require_count, require_positive
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.mcmc.block_moves import Block, BlockTarget
@@ -67,12 +67,13 @@ class BlockNUTS:
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_positive("BlockNUTS", "step_size", self.step_size, "try 1.0")
-        require_count("BlockNUTS", "max_tree_depth", self.max_tree_depth, "10")
+        require_positive("step_size", self.step_size, "try 1.0")
+        require_count("max_tree_depth", self.max_tree_depth, "10")
         if not isinstance(self.target_accept_prob, Real) or not 0 < self.target_accept_prob < 1:
-            raise ValueError(
-                f"BlockNUTS: expected 0 < target_accept_prob < 1, got {self.target_accept_prob!r}: try 0.8, or 0.95 "
-                "where trajectories diverge"
+            raise expected(
+                "0 < target_accept_prob < 1",
+                repr(self.target_accept_prob),
+                "try 0.8, or 0.95 where trajectories diverge",
             )
 
     def open(self) -> Trajectories:

@@ -7,6 +7,7 @@ from typing import Any
 
 import optax
 
+from numpyro_dgp._checks import expect
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.new_data.continued_fit import Continued
@@ -73,13 +74,13 @@ def condition(
     def chosen(guide: Guide, layers: Mapping[str, OpenLayer]) -> Any:
         for name, layer in layers.items():
             gaussian = layer.record.gaussian
-            if not layer.record.is_inner_layer and (gaussian is None or gaussian.diagonal):
-                raise ValueError(
-                    f"condition: expected a q(v) of layer {name!r} that is Full(), got one "
-                    f"{'with other parameters' if gaussian is None else 'of independent numbers, Diagonal()'}: fit "
-                    "with dgp.guides.InducingPoint(model), or call dgp.update"
-                )
+            expect(
+                layer.record.is_inner_layer or (gaussian is not None and not gaussian.diagonal),
+                f"a q(v) of layer {name!r} that is Full()",
+                f"one {('with other parameters' if gaussian is None else 'of independent numbers, Diagonal()')}",
+                "fit with dgp.guides.InducingPoint(model), or call dgp.update",
+            )
         return NaturalGradient(guide, lambda step: 2 / (step + 2), optax.set_to_zero())
 
-    job = Continued("condition", num_steps, chosen, None, num_particles, 1.0, progress_bar, moves=False)
+    job = Continued(num_steps, chosen, None, num_particles, 1.0, progress_bar, moves=False)
     return job.run(posterior, rng_key, args, kwargs)

@@ -24,6 +24,8 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
 from numpyro_dgp._checks import (
+    expect,
+    expected,
     inside_transformation,
     is_concrete,
     require_call,
@@ -90,11 +92,10 @@ def _by_row(terms: Array) -> Array:
     return terms.reshape(-1, terms.shape[-1]).sum(0)
 
 
-def kept_parameters(owner: str, fitted: Mapping[str, Any], prefix: str, program: SitesOfFit) -> dict[str, Array]:
+def kept_parameters(fitted: Mapping[str, Any], prefix: str, program: SitesOfFit) -> dict[str, Array]:
     """The parameters of a fit that a program has too, in the same shape, without those of single rows.
 
     Args:
-        owner: the function that asks, for messages.
         fitted: all parameters of the fit.
         prefix: of the names of those that belong to sites.
         program: sites of the guide and model that get the new rows.
@@ -105,9 +106,10 @@ def kept_parameters(owner: str, fitted: Mapping[str, Any], prefix: str, program:
     known = program.parameters
     stems = tuple(f"{name}_{prefix}_" for name in program.model)
     if lost := {name for name in fitted if name not in known and not name.startswith(stems)}:
-        raise ValueError(
-            f"{owner}: expected every parameter of the fit in the program of this guide, got none for "
-            f"{with_nearest(lost, known)}: pass the program of the fit with other inducing points, and nothing renamed"
+        raise expected(
+            "every parameter of the fit in the program of this guide",
+            f"none for {with_nearest(lost, known)}",
+            "pass the program of the fit with other inducing points, and nothing renamed",
         )
     return {
         name: value
@@ -116,29 +118,31 @@ def kept_parameters(owner: str, fitted: Mapping[str, Any], prefix: str, program:
     }
 
 
-def require_layers(owner: str, fitted: Mapping[str, OpenLayer], program: SitesOfFit, guide: Guide) -> None:
+def require_layers(fitted: Mapping[str, OpenLayer], program: SitesOfFit, guide: Guide) -> None:
     """Raise unless a program has the layers of a fit, and its guide has parameters for them."""
     if fitted.keys() - program.model.keys():
-        _refuse_layers(owner, fitted, [name for name, site in program.model.items() if site.kind == "sample"])
+        _refuse_layers(fitted, [name for name, site in program.model.items() if site.kind == "sample"])
     for name in fitted:
-        if not any(parameter.startswith(f"{name}_{guide.prefix}_") for parameter in program.parameters):
-            raise ValueError(
-                f"{owner}: expected a guide with parameters for q(v) of {name!r}, got {type(guide).__name__}, which "
-                "computes it from the rows of a call alone: dgp.update(..., guide=dgp.guides.InducingPoint(model))"
-            )
+        expect(
+            any(parameter.startswith(f"{name}_{guide.prefix}_") for parameter in program.parameters),
+            f"a guide with parameters for q(v) of {name!r}",
+            f"{type(guide).__name__}, which computes it from the rows of a call alone",
+            "dgp.update(..., guide=dgp.guides.InducingPoint(model))",
+        )
 
 
-def require_same_layers(owner: str, fitted: Mapping[str, OpenLayer], layers: Mapping[str, OpenLayer]) -> None:
+def require_same_layers(fitted: Mapping[str, OpenLayer], layers: Mapping[str, OpenLayer]) -> None:
     """Raise unless two programs have layers of the same names, widths and numbers of outputs."""
     if fitted.keys() != layers.keys():
-        _refuse_layers(owner, fitted, layers)
+        _refuse_layers(fitted, layers)
     for name, layer in layers.items():
         ours, theirs = ((f.function.dims, f.function.outputs) for f in (layer, fitted[name]))
-        if ours != theirs:
-            raise ValueError(
-                f"{owner}: expected layer {name!r} with the input columns and outputs of the fit, {theirs}, got "
-                f"{ours}: only inducing points may be others"
-            )
+        expect(
+            ours == theirs,
+            f"layer {name!r} with the input columns and outputs of the fit, {theirs}",
+            ours,
+            "only inducing points may be others",
+        )
 
 
 def moved_parameters(fitted: Mapping[str, OpenLayer], layers: Mapping[str, OpenLayer]) -> dict[str, Array]:
@@ -162,10 +166,11 @@ def moved_parameters(fitted: Mapping[str, OpenLayer], layers: Mapping[str, OpenL
     return found
 
 
-def _refuse_layers(owner: str, fitted: Mapping[str, OpenLayer], got: Collection[str]) -> NoReturn:
-    raise ValueError(
-        f"{owner}: expected a program with the layers of the fit, {sorted(fitted)}, got {sorted(got)}: only inducing "
-        "points may be others; dgp.initial.deepen adds layers"
+def _refuse_layers(fitted: Mapping[str, OpenLayer], got: Collection[str]) -> NoReturn:
+    raise expected(
+        f"a program with the layers of the fit, {sorted(fitted)}",
+        sorted(got),
+        "only inducing points may be others; dgp.initial.deepen adds layers",
     )
 
 
@@ -204,7 +209,6 @@ class Continued:
     """How a fit goes on.
 
     Args:
-        owner: the function that the user has called, for messages.
         num_steps: steps of the optimiser.
         optimizer: gives it, from the guide and the layers of the program.
         program: the model and guide to go on with; ``None`` for those of the fit.
@@ -215,7 +219,6 @@ class Continued:
         rows_only: whether what single rows have is all that is learned; it starts at the best of draws from the prior.
     """
 
-    owner: str
     num_steps: int
     optimizer: Callable[[Guide, Mapping[str, OpenLayer]], Any]
     program: tuple[Callable[..., Any], Guide] | None
@@ -227,26 +230,25 @@ class Continued:
 
     def run(self, posterior: Posterior, rng_key: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Posterior:
         """The posterior after the rows of ``args`` and ``kwargs``."""
-        owner = self.owner
-        _require_fit(owner, posterior, None if self.program is None else self.program[1])
+        _require_fit(posterior, None if self.program is None else self.program[1])
         if self.moves:
-            require_compiling_itself(owner, rng_key, args, kwargs)
-        require_key(owner, rng_key)
-        require_count(owner, "num_steps", self.num_steps, "1000")
-        require_count(owner, "num_particles", self.num_particles, "1")
+            require_compiling_itself(rng_key, args, kwargs)
+        require_key(rng_key)
+        require_count("num_steps", self.num_steps, "1000")
+        require_count("num_particles", self.num_particles, "1")
         old: Any = posterior.guide
         model, guide = self.program or (posterior.model, _without_starts(old))
-        require_keywords(owner, ("num_steps", "num_particles", "optimizer", "memory", "progress_bar"), model, kwargs)
-        require_call(owner, model, args, kwargs, f"dgp.{owner}(posterior, key, X, y)")
+        require_keywords(("num_steps", "num_particles", "optimizer", "memory", "progress_bar"), model, kwargs)
+        require_call(model, args, kwargs, "as in the fit, (posterior, key, X, y)")
         arrays, rebuild = split_arguments(args, kwargs)
-        with require(owner, ALL_ROWS):
-            fitted = layers = open_layers(owner, posterior.model, old, posterior.seeded, rebuild, arrays)
+        with require(ALL_ROWS):
+            fitted = layers = open_layers(posterior.model, old, posterior.seeded, rebuild, arrays)
         bound = StreamingBound(fitted_layers(fitted, bounded=self.moves), self.num_particles, memory=self.memory)
-        with require(owner, ALL_ROWS):
+        with require(ALL_ROWS):
             sites = sites_of_fit(SVI(model, guide, optax.identity(), bound), rebuild, arrays)
         self._require_shared(sites)
-        require_layers(owner, fitted, sites, guide)
-        start = kept_parameters(owner, posterior.params, old.prefix, sites)
+        require_layers(fitted, sites, guide)
+        start = kept_parameters(posterior.params, old.prefix, sites)
         if self.program is not None:
             start = {name: value for name, value in start.items() if name not in {f"{site}_Z" for site in fitted}}
 
@@ -254,8 +256,8 @@ class Continued:
                 seeded: Callable[..., Any] = handlers.substitute(handlers.seed(program, key), data=start)
                 return seeded
 
-            layers = open_layers(owner, model, guide, seeded, rebuild, arrays)
-            require_same_layers(owner, fitted, layers)
+            layers = open_layers(model, guide, seeded, rebuild, arrays)
+            require_same_layers(fitted, layers)
             start |= moved_parameters(fitted, layers)
         optimizer = self.optimizer(guide, layers)
         own = set[str]()
@@ -291,20 +293,21 @@ class Continued:
             args, kwargs = rebuild(arrays)
             return svi.evaluate(state, *args, **kwargs)
 
-        state, _ = start_of_fit(self.owner, svi, rng_key, rebuild, arrays, start)
+        state, _ = start_of_fit(svi, rng_key, rebuild, arrays, start)
         if not is_concrete(arrays, state) or inside_transformation():
             args, kwargs = rebuild(arrays)
             state = jax.lax.fori_loop(0, self.num_steps, lambda _, s: svi.update(s, *args, **kwargs)[0], state)
             return SVIRunResult(svi.get_params(state), state, jnp.zeros(0))
         steps = Steps(advance, evaluate)
-        return run_steps(svi, state, self.num_steps, steps, CheckpointFile(self.owner, None), self.progress_bar)
+        return run_steps(svi, state, self.num_steps, steps, CheckpointFile(None), self.progress_bar)
 
     def _require_shared(self, sites: SitesOfFit) -> None:
         own = sorted(name for name, site in sites.parameters.items() if site.per_row)
         if own and not self.moves:
-            raise ValueError(
-                f"{self.owner}: expected parameters that all rows share, got {own[0]!r} with values of every row: "
-                "call dgp.update, which learns those of the new rows"
+            raise expected(
+                "parameters that all rows share",
+                f"{own[0]!r} with values of every row",
+                "call dgp.update, which learns those of the new rows",
             )
 
 
@@ -319,23 +322,25 @@ def _without_starts(guide: Guide) -> Guide:
     return found
 
 
-def _require_fit(owner: str, posterior: Any, guide: Any) -> None:
+def _require_fit(posterior: Any, guide: Any) -> None:
     example = "dgp.Posterior(model, dgp.guides.InducingPoint(model), result.params)"
-    if not isinstance(posterior, Posterior):
-        raise ValueError(f"{owner}: expected a Posterior, got {type(posterior).__name__}: {example}")
-    if posterior.samples is not None:
-        raise ValueError(
-            f"{owner}: expected a Posterior with a guide, got one with draws of MCMC, which hold no q(v) to go on "
-            f"from: fit a guide, {example}, or run the chain on all rows"
-        )
+    expect(isinstance(posterior, Posterior), "a Posterior", type(posterior).__name__, example)
+    expect(
+        posterior.samples is None,
+        "a Posterior with a guide",
+        "one with draws of MCMC, which hold no q(v) to go on from",
+        f"fit a guide, {example}, or run the chain on all rows",
+    )
     for which in (posterior.guide, posterior.guide if guide is None else guide):
-        if not isinstance(which, Guide):
-            raise ValueError(
-                f"{owner}: expected a guide of dgp.guides, got {type(which).__name__}, of which it is not known what "
-                f"belongs to which layer: {example}"
-            )
-        if which.companion is not None:
-            raise ValueError(
-                f"{owner}: expected points for hyperparameters, got {type(which.companion).__name__} for them: "
-                "other=dgp.guides.Delta(), the default"
-            )
+        expect(
+            isinstance(which, Guide),
+            "a guide of dgp.guides",
+            f"{type(which).__name__}, of which it is not known what belongs to which layer",
+            example,
+        )
+        expect(
+            which.companion is None,
+            "points for hyperparameters",
+            f"{type(which.companion).__name__} for them",
+            "other=dgp.guides.Delta(), the default",
+        )

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
+from numpyro_dgp._checks import caller, expect, expected
 from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.calls import inspect_call, require_own_functions
@@ -82,7 +83,6 @@ def _moments(name: str, layer: OpenLayer) -> tuple[Array, Array]:
 
 
 def open_layers(
-    owner: str,
     model: Callable[..., Any],
     guide: Guide,
     seeded: Callable[[Callable[..., Any], Array], Callable[..., Any]],
@@ -92,7 +92,6 @@ def open_layers(
     """The layers of a program under a guide, by the names of their sites; of single rows nothing is computed.
 
     Args:
-        owner: the function that asks, for messages.
         model: the program.
         guide: its guide.
         seeded: gives a program random numbers and parameters.
@@ -107,9 +106,10 @@ def open_layers(
     call = inspect_call(model, None, args, kwargs)
     require_own_functions(call)
     if not any(call.sites[name]["is_observed"] for name in call.candidates):
-        raise ValueError(
-            f"{owner}: expected the observations of the new rows, got none at {', '.join(map(repr, call.candidates))}: "
-            f"pass them as in the fit, dgp.{owner}(posterior, key, X, y)"
+        raise expected(
+            "the observations of the new rows",
+            f"none at {', '.join(map(repr, call.candidates))}",
+            f"pass them as in the fit, dgp.{caller()}(posterior, key, X, y)",
         )
     plates = tuple(frozenset(f.name for f in call.sites[name]["cond_indep_stack"]) for name in call.candidates)
     records: dict[str, SiteRecord] = {}
@@ -121,7 +121,7 @@ def open_layers(
         program = structure(sites)
         for name, site in sites.items():
             if site["type"] == "sample" and name in drawn:
-                _require_known(owner, drawn[name], site, program)
+                _require_known(drawn[name], site, program)
         found = {}
         for name, function in functions_of(sites).items():
             records[name] = record_of(drawn[name])
@@ -131,11 +131,7 @@ def open_layers(
         return found
 
     layers = {name: OpenLayer(f, belief, records[name]) for name, (f, belief) in Compiled(opened)(arrays).items()}
-    if not layers:
-        raise ValueError(
-            f"{owner}: expected a program with layers that have inducing points, got none: dgp.gp(name, kernel, "
-            "dgp.Points(Z))"
-        )
+    expect(layers, "a program with layers that have inducing points", "none", "dgp.gp(name, kernel, dgp.Points(Z))")
     return layers
 
 
@@ -154,9 +150,10 @@ def functions_of(sites: Trace) -> dict[str, InducedFunction]:
                     found.setdefault(str(function.site), function)
     layers = [name for name, site in sites.items() if site["type"] == "sample" and site_kind(site) == "inducing"]
     if lost := [name for name in layers if name not in found]:
-        raise ValueError(
-            f"update: expected layers whose values are hidden sites or under a Likelihood, got {lost[0]!r}, whose "
-            "values are used in another way: write numpyro.sample('h', f(x)) or dgp.Likelihood(f(x), ...)"
+        raise expected(
+            "layers whose values are hidden sites or under a Likelihood",
+            f"{lost[0]!r}, whose values are used in another way",
+            "write numpyro.sample('h', f(x)) or dgp.Likelihood(f(x), ...)",
         )
     return found
 
@@ -175,26 +172,31 @@ def _belief(site: Message) -> Belief | None:
     return fn if isinstance(fn, Belief) and not record_of(site).follows else None
 
 
-def _require_known(owner: str, drawn: Message, site: Message, program: ProgramFacts) -> None:
+def _require_known(drawn: Message, site: Message, program: ProgramFacts) -> None:
     """Refuse a site that all rows share, and whose posterior in the fit is of another kind."""
     name, kind = site["name"], site_kind(site)
-    if kind == "exact":
-        raise ValueError(
-            f"{owner}: expected layers with inducing points, got values of a process without (inducing=None or "
-            f"dgp.Neighbours) at {name!r}, which are those of the rows of the fit: give the layer dgp.Points(Z)"
-        )
+    expect(
+        kind != "exact",
+        "layers with inducing points",
+        (
+            f"values of a process without (inducing=None or dgp.Neighbours) at {name!r}, which are those "
+            "of the rows of the fit"
+        ),
+        "give the layer dgp.Points(Z)",
+    )
     if not program.is_shared(site):
         return
     fn = unwrap(drawn["fn"])
     if kind == "inducing":
-        if _belief(drawn) is None:
-            raise ValueError(
-                f"{owner}: expected a Gaussian q(v) of every layer by itself, got {type(fn).__name__} at "
-                f"{name!r}, another kind or one that depends on other layers: fit with "
-                "dgp.guides.InducingPoint(model), with its rules Full(), Diagonal() or LowRank()"
-            )
+        expect(
+            _belief(drawn) is not None,
+            "a Gaussian q(v) of every layer by itself",
+            f"{type(fn).__name__} at {name!r}, another kind or one that depends on other layers",
+            "fit with dgp.guides.InducingPoint(model), with its rules Full(), Diagonal() or LowRank()",
+        )
     elif not isinstance(fn, dist.Delta):
-        raise ValueError(
-            f"{owner}: expected points for what all rows share beside the layers, got a posterior at {name!r}: fit "
-            "with other=dgp.guides.Delta(), the default, or make it a numpyro.param"
+        raise expected(
+            "points for what all rows share beside the layers",
+            f"a posterior at {name!r}",
+            "fit with other=dgp.guides.Delta(), the default, or make it a numpyro.param",
         )

@@ -78,5 +78,5 @@ def project(
         return optax.adam(optax.cosine_decay_schedule(0.05, num_steps))
 
     program = None if guide is None else (posterior.model, guide)
-    job = Continued("project", num_steps, chosen, program, num_particles, 1.0, progress_bar, rows_only=True)
+    job = Continued(num_steps, chosen, program, num_particles, 1.0, progress_bar, rows_only=True)
     return job.run(posterior, rng_key, args, kwargs)

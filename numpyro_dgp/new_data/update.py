@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import optax
 
+from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._typing import Array
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.new_data.continued_fit import Continued
@@ -90,12 +91,9 @@ def update(
 
     Source: Bui et al. (2017), section 3.
     """
-    if guide is not None and not callable(guide):
-        raise ValueError(f"update: expected guide= to be a function, got {type(guide).__name__}: leave it out")
+    expect(guide is None or callable(guide), "guide= to be a function", type(guide).__name__, "leave it out")
     if isinstance(memory, str) or np.ndim(memory) or not 0 < memory <= 1:
-        raise ValueError(
-            f"update: expected memory above 0 and up to 1, got {memory!r}: 1 keeps what is known, 0.9 forgets a tenth"
-        )
+        raise expected("memory above 0 and up to 1", repr(memory), "1 keeps what is known, 0.9 forgets a tenth")
     program = None if guide is None else (getattr(guide, "model", posterior.model), guide)
 
     def chosen(guide: Guide, layers: Mapping[str, OpenLayer]) -> Any:
@@ -104,5 +102,5 @@ def update(
         known = all(layer.record.gaussian is not None for layer in layers.values() if not layer.record.is_inner_layer)
         return NaturalGradient(guide, 0.1, optax.adam(0.01)) if known else optax.adam(0.01)
 
-    job = Continued("update", num_steps, chosen, program, num_particles, memory, progress_bar)
+    job = Continued(num_steps, chosen, program, num_particles, memory, progress_bar)
     return job.run(posterior, rng_key, args, kwargs)

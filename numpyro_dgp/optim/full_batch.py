@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 from numpyro.infer import SVI
 
-from numpyro_dgp._checks import require_count, require_key, require_keywords
+from numpyro_dgp._checks import expect, expected, require_count, require_key, require_keywords
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import ALL_ROWS, WHOLE_DATA, require
@@ -137,26 +137,24 @@ def minimize(  # type: ignore[misc]  # a model may have arguments called svi and
 
     Source: Salimbeni (2020), section 3.4.1; Chamberlin (2016), section 2.5.
     """
-    if method not in _NAMES:
-        raise ValueError(f'minimize: expected method "L-BFGS" or "CG", got {method!r}: try "L-BFGS"')
+    expect(method in _NAMES, 'method "L-BFGS" or "CG"', repr(method), 'try "L-BFGS"')
     svi, rng_key, args = _loss_of(svi, rng_key, args)
-    require_key("minimize", rng_key)
-    require_keywords("minimize", minimize.__kwdefaults__, svi.model, kwargs)
-    require_count("minimize", "max_steps", max_steps, "1000")
-    if tol is not None and not tol > 0:
-        raise ValueError(f"minimize: expected tol to be positive, got {tol!r}: try None, the method's own")
+    require_key(rng_key)
+    require_keywords(minimize.__kwdefaults__, svi.model, kwargs)
+    require_count("max_steps", max_steps, "1000")
+    expect(tol is None or tol > 0, "tol to be positive", repr(tol), "try None, the method's own")
     arrays, rebuild = split_arguments(args, kwargs)
     args, kwargs = rebuild(arrays)
     key, init_key = jax.random.split(rng_key)
 
     def over_all_data() -> Array:
-        checked = require("minimize", ALL_ROWS, WHOLE_DATA)
+        checked = require(ALL_ROWS, WHOLE_DATA)
         with handlers.block(), checked, handlers.seed(rng_seed=0), handlers.trace():
             svi.model(*args, **kwargs, **svi.static_kwargs)
         return jnp.zeros(())
 
     jax.eval_shape(over_all_data)
-    state, _ = start_of_fit("minimize", svi, init_key, rebuild, arrays, init_params)
+    state, _ = start_of_fit(svi, init_key, rebuild, arrays, init_params)
     flat, unravel = ravel_pytree(svi.optim.get_params(state.optim_state))
 
     @jax.jit
@@ -176,11 +174,12 @@ def minimize(  # type: ignore[misc]  # a model may have arguments called svi and
         return (float(loss), np.asarray(slope, np.float64)) if np.isfinite(loss) else (np.inf, np.zeros_like(x))
 
     start = objective(np.asarray(flat))[0]
-    if not np.isfinite(start):
-        raise ValueError(
-            "minimize: expected a finite loss at the initial values, got one that is not: pass other init_params, "
-            "check the priors' scales, or run in float64"
-        )
+    expect(
+        np.isfinite(start),
+        "a finite loss at the initial values",
+        "one that is not",
+        "pass other init_params, check the priors' scales, or run in float64",
+    )
     import scipy.optimize  # imported here, since it takes 0.05 s
 
     losses = [start]
@@ -209,14 +208,14 @@ def minimize(  # type: ignore[misc]  # a model may have arguments called svi and
 def _loss_of(first: Any, second: Any, others: tuple[Any, ...]) -> tuple[SVI, Any, tuple[Any, ...]]:
     """The ``SVI``, the key and the arguments of the model from those of ``minimize``."""
     if isinstance(first, SVI | type) or not callable(first):
-        require_svi("minimize", first)
+        require_svi(first)
         return first, second, others
     if isinstance(first, Guide) or not callable(second) or not others:
-        raise ValueError(
-            "minimize: expected a model, its guide and a key, or an SVI and a key, got "
-            f"{', '.join(type(a).__name__ for a in (first, second, *others[:1]))}: minimize(model, guide, "
-            "jax.random.key(0), X, y)"
+        raise expected(
+            "a model, its guide and a key, or an SVI and a key",
+            ", ".join(type(a).__name__ for a in (first, second, *others[:1])),
+            "minimize(model, guide, jax.random.key(0), X, y)",
         )
     svi = SVI(first, second, optax.set_to_zero(), ELBO())
-    require_svi("minimize", svi)
+    require_svi(svi)
     return svi, others[0], others[1:]

@@ -37,7 +37,7 @@ from numpyro.distributions import biject_to
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro.optim import _NumPyroOptim
 
-from numpyro_dgp._checks import is_concrete, taking_the_loss
+from numpyro_dgp._checks import expect, expected, is_concrete, taking_the_loss
 from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
@@ -95,13 +95,11 @@ def _from(source: Coordinates, first: Array, second: Array, ops: Any) -> Pair:
     return ops.apply(R, ops.apply(ops.transpose(R), first)), R  # m = Sigma (Sigma^-1 m)
 
 
-def require_coordinates(owner: str, name: str) -> None:
+def require_coordinates(name: str) -> None:
     """Raise unless ``name`` is one of the coordinates."""
     if name not in get_args(Coordinates):
-        raise ValueError(
-            f"{owner}: expected coordinates among {', '.join(get_args(Coordinates))}; got {name!r}: "
-            'try "natural", or "mean/sqrt"'
-        )
+        names = ", ".join(get_args(Coordinates))
+        raise expected(f"coordinates among {names}", repr(name), 'try "natural", or "mean/sqrt"')
 
 
 def convert(pair: Pair, source: Coordinates, target: Coordinates, *, diagonal: bool = False) -> Pair:
@@ -128,7 +126,7 @@ def convert(pair: Pair, source: Coordinates, target: Coordinates, *, diagonal: b
     Source: Salimbeni (2020), section 3.3.
     """
     for name in (source, target):
-        require_coordinates("convert", name)
+        require_coordinates(name)
     ops = DiagonalOperations if diagonal else DenseOperations
     return pair if source == target else _to(target, *_from(source, *pair, ops), ops)
 
@@ -306,13 +304,15 @@ Schedule = Callable[[Any], Any]
 _HALVINGS = 30
 
 
-def _require_positive(owner: str, what: str, value: float) -> None:
-    if (
-        not isinstance(value, int | float | np.number | np.ndarray | jax.Array)
-        or np.ndim(value)
-        or not 0 < value < jnp.inf
-    ):
-        raise ValueError(f"{owner}: expected a positive {what}, got {value!r}: try {5 if what == 'steps' else 0.1}")
+def _require_positive(what: str, value: float) -> None:
+    expect(
+        isinstance(value, int | float | np.number | np.ndarray | jax.Array)
+        and not np.ndim(value)
+        and 0 < value < jnp.inf,
+        f"a positive {what}",
+        repr(value),
+        f"try {(5 if what == 'steps' else 0.1)}",
+    )
 
 
 def _require_step_size(schedule: Schedule, step: int) -> None:
@@ -321,11 +321,12 @@ def _require_step_size(schedule: Schedule, step: int) -> None:
     if not is_concrete(found):
         return
     value = np.asarray(found)
-    if value.shape or not 0 <= value < np.inf:
-        raise ValueError(
-            f"NaturalGradient: expected a schedule of step sizes that are finite and not negative, got {value} at step "
-            f"{step}: try numpyro_dgp.optim.log_linear(1e-4, 0.1, 1000)"
-        )
+    expect(
+        not value.shape and 0 <= value < np.inf,
+        "a schedule of step sizes that are finite and not negative",
+        f"{value} at step {step}",
+        "try numpyro_dgp.optim.log_linear(1e-4, 0.1, 1000)",
+    )
 
 
 def log_linear(initial: float, final: float, steps: int) -> optax.Schedule:
@@ -353,7 +354,7 @@ def log_linear(initial: float, final: float, steps: int) -> optax.Schedule:
     Source: Salimbeni (2020), section 3.4.2.
     """
     for what, value in (("initial", initial), ("final", final), ("steps", steps)):
-        _require_positive("log_linear", what, value)
+        _require_positive(what, value)
     change = math.log(final / initial)
     return lambda t: initial * jnp.exp(change * jnp.minimum(t / steps, 1.0))
 
@@ -427,19 +428,21 @@ class NaturalGradient(_NumPyroOptim):
         sites: Literal["last", "all"] | Sequence[str] = "last",
         coordinates: Coordinates = "natural",
     ) -> None:
-        if not isinstance(guide, Guide | AutoNormal | AutoMultivariateNormal):
-            raise ValueError(
-                "NaturalGradient: expected one of dgp.guides, AutoNormal or AutoMultivariateNormal, got "
-                f"{type(guide).__name__}: for example dgp.guides.InducingPoint(model)"
-            )
-        require_coordinates("NaturalGradient", coordinates)
+        expect(
+            isinstance(guide, Guide | AutoNormal | AutoMultivariateNormal),
+            "one of dgp.guides, AutoNormal or AutoMultivariateNormal",
+            type(guide).__name__,
+            "for example dgp.guides.InducingPoint(model)",
+        )
+        require_coordinates(coordinates)
         if not callable(step_size):
-            _require_positive("NaturalGradient", "step_size", step_size)
-        if not isinstance(optimizer, optax.GradientTransformation):
-            raise ValueError(
-                "NaturalGradient: expected an optax optimiser for the other parameters, got "
-                f"{type(optimizer).__name__}: optax.adam(0.01)"
-            )
+            _require_positive("step_size", step_size)
+        expect(
+            isinstance(optimizer, optax.GradientTransformation),
+            "an optax optimiser for the other parameters",
+            type(optimizer).__name__,
+            "optax.adam(0.01)",
+        )
         self.guide, self.step_size, self.sites, self.coordinates = guide, step_size, sites, coordinates
         self.schedule: Schedule = step_size if callable(step_size) else lambda _: step_size
         _require_step_size(self.schedule, 0)
@@ -503,10 +506,13 @@ class NaturalGradient(_NumPyroOptim):
 
     def _require_sites(self, chosen: Collection[str], found: Collection[str]) -> None:
         if not chosen or not set(chosen) <= set(found):
-            raise ValueError(
-                f"NaturalGradient: expected names of sites with Gaussian posteriors, got sites={self.sites!r}: "
-                f"the guide has {sorted(found) or 'none'}: give the site guides.Full() or Diagonal(), or train by an "
-                "optax optimiser alone"
+            raise expected(
+                "names of sites with Gaussian posteriors",
+                f"sites={self.sites!r}",
+                (
+                    f"the guide has {sorted(found) or 'none'}: give the site guides.Full() or Diagonal(), or "
+                    "train by an optax optimiser alone"
+                ),
             )
 
     def _init(self, params: Params) -> State:
@@ -523,7 +529,7 @@ class NaturalGradient(_NumPyroOptim):
         own = {name for site in chosen.values() for name in (site.loc, site.scale)}
         rest = {name: jnp.zeros_like(g) if name in own else g for name, g in gradient.items()}
         optimizer = optax.with_extra_args_support(self.optimizer)
-        with taking_the_loss("NaturalGradient"):
+        with taking_the_loss():
             updates, inner = optimizer.update(rest, inner, params, value=loss)
         new, shortened = dict(optax.apply_updates(params, updates)), dict(shortened)
         for name, site in chosen.items():
@@ -546,9 +552,10 @@ def _with_mean_and_scale(params: Params, prefix: str) -> list[str]:
 
 
 def _without_a_loss(step: Array, gradient: Params, state: State) -> NoReturn:
-    raise ValueError(
-        "NaturalGradient: expected to be used by SVI, whose loss tells it which parameters are Gaussians, got a call "
-        "of update: call eval_and_update(loss, state)"
+    raise expected(
+        "to be used by SVI, whose loss tells it which parameters are Gaussians",
+        "a call of update",
+        "call eval_and_update(loss, state)",
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from numpyro_dgp._checks import require_finite
+from numpyro_dgp._checks import expect, expected, require_finite
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import ArrayLike
 
@@ -26,33 +26,38 @@ def figure_of(ax: Axes) -> Figure:
     return figure
 
 
-def known(owner: str, name: str, value: ArrayLike, *shape: int | None) -> np.ndarray:
+def known(name: str, value: ArrayLike, *shape: int | None) -> np.ndarray:
     """``value`` as finite numbers of that ``shape``, in which ``None`` stands for any number.
 
     Raises:
         ValueError: other shapes, NaN or infinite values.
     """
-    found = known_numbers(f"{name} of {owner}", value)
+    found = known_numbers(name, value)
     if found.ndim != len(shape) or any(n not in (None, m) for n, m in zip(shape, found.shape, strict=True)):
         wanted = ", ".join("any" if n is None else str(n) for n in shape) + ("," if len(shape) == 1 else "")
-        raise ValueError(
-            f"{owner}: expected {name} of shape ({wanted}), got {found.shape}: one number per input along the last "
-            "axis, draws along the first; of a column take values[:, 0]"
+        raise expected(
+            f"{name} of shape ({wanted})",
+            found.shape,
+            "one number per input along the last axis, draws along the first; of a column take values[:, 0]",
         )
-    require_finite(f"{name} of {owner}", found, "leave out the rows with missing values")
+    require_finite(name, found, "leave out the rows with missing values")
     return found
 
 
-def pair(owner: str, data: tuple[ArrayLike, ArrayLike]) -> tuple[np.ndarray, np.ndarray]:
+def pair(data: tuple[ArrayLike, ArrayLike]) -> tuple[np.ndarray, np.ndarray]:
     """x and y of training rows, of one length.
 
     Raises:
         ValueError: other data.
     """
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        raise ValueError(f"{owner}: expected data to be the pair (x, y), got {type(data).__name__}: data=(x, y)")
-    x = known(owner, "x of data", data[0], None)
-    return x, known(owner, "y of data", data[1], len(x))
+    expect(
+        isinstance(data, tuple | list) and len(data) == 2,
+        "data to be the pair (x, y)",
+        type(data).__name__,
+        "data=(x, y)",
+    )
+    x = known("x of data", data[0], None)
+    return x, known("y of data", data[1], len(x))
 
 
 def band(ax: Axes, x: ArrayLike, mean: ArrayLike, sd: ArrayLike, colour: str, label: str | None = None) -> None:

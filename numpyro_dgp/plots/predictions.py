@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from numpyro_dgp._checks import require_finite
+from numpyro_dgp._checks import expect, expected, require_finite
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import ArrayLike
 from numpyro_dgp.densities import Mixture
@@ -47,15 +47,16 @@ def fit(
         >>> plots.fit(x, prediction, data=(x, np.sin(x))).axes[0].get_ylabel()
         'y'
     """
-    x, (mean, sd) = known_numbers("x of plots.fit", x), _moments("plots.fit", prediction)
-    if x.ndim != 1 or mean.ndim != 1:
-        raise ValueError(
-            f"plots.fit: expected x of shape (N,) and one output, got {x.shape} and {mean.shape}: "
-            "plots.observed shows predictions for several inputs"
-        )
-    known("plots.fit", "x", x, len(mean))
-    draws = None if functions is None else known("plots.fit", "functions", functions, None, len(x))
-    rows = None if data is None else pair("plots.fit", data)
+    x, (mean, sd) = known_numbers("x of plots.fit", x), _moments(prediction)
+    expect(
+        x.ndim == 1 and mean.ndim == 1,
+        "x of shape (N,) and one output",
+        f"{x.shape} and {mean.shape}",
+        "plots.observed shows predictions for several inputs",
+    )
+    known("x", x, len(mean))
+    draws = None if functions is None else known("functions", functions, None, len(x))
+    rows = None if data is None else pair(data)
     ax = open_axes(ax)
     order = np.argsort(x)
     if draws is not None:
@@ -90,13 +91,14 @@ def observed(y: ArrayLike, prediction: Mixture, *, ax: Axes | None = None) -> Fi
         >>> plots.observed(np.sin(x), prediction).axes[0].get_ylabel()
         'observed'
     """
-    mean, sd = _moments("plots.observed", prediction)
-    if mean.ndim != 1:
-        raise ValueError(
-            f"plots.observed: expected the prediction of one output, shape (N,), got {mean.shape}: show outputs one by "
-            "one, dgp.densities.Mixture(prediction.means[..., p], prediction.variances[..., p])"
-        )
-    values = known("plots.observed", "y", y, len(mean))
+    mean, sd = _moments(prediction)
+    expect(
+        mean.ndim == 1,
+        "the prediction of one output, shape (N,)",
+        mean.shape,
+        ("show outputs one by one, dgp.densities.Mixture(prediction.means[..., p], prediction.variances[..., p])"),
+    )
+    values = known("y", y, len(mean))
     ax = open_axes(ax)
     ax.errorbar(mean, values, xerr=2 * sd, fmt=".", color="C0", ecolor="0.8", ms=3)
     ax.axline((mean.mean(), mean.mean()), slope=1, color="0.3", lw=1)
@@ -140,15 +142,16 @@ def density(
 
     Source: Salimbeni (2020), figure 5.4.
     """
-    x, y = known("plots.density", "x", x, None), known("plots.density", "y", y, None)
-    rows = None if data is None else pair("plots.density", data)
+    x, y = known("x", x, None), known("y", y, None)
+    rows = None if data is None else pair(data)
     values = known_numbers("log_density of plots.density", log_density)
-    if values.shape != (len(y), len(x)):
-        raise ValueError(
-            f"plots.density: expected log_density of shape ({len(y)}, {len(x)}), one row per level and one column per "
-            f"input, got {values.shape}: broadcast the levels to that shape and ask posterior.log_density"
-        )
-    _require_density("plots.density", values, x=x, y=y)
+    expect(
+        values.shape == (len(y), len(x)),
+        f"log_density of shape ({len(y)}, {len(x)}), one row per level and one column per input",
+        values.shape,
+        "broadcast the levels to that shape and ask posterior.log_density",
+    )
+    _require_density(values, x=x, y=y)
     ax = open_axes(ax)
     ax.pcolormesh(x, y, np.exp(values), shading="nearest", cmap="magma", rasterized=True)
     if rows is not None:
@@ -183,17 +186,18 @@ def marginals(draws: ArrayLike, y: ArrayLike, log_density: ArrayLike, *, observe
 
     Source: Salimbeni (2020), figures 5.6 and 5.7.
     """
-    draws, y = known_numbers("draws of plots.marginals", draws), known("plots.marginals", "y", y, None)
+    draws, y = known_numbers("draws of plots.marginals", draws), known("y", y, None)
     values = known_numbers("log_density of plots.marginals", log_density)
-    if draws.ndim != 2 or values.shape != (len(y), draws.shape[1]):
-        raise ValueError(
-            f"plots.marginals: expected draws (S, N) and log_density ({len(y)}, N), got {draws.shape} and "
-            f"{values.shape}: choose a few test points for both"
-        )
+    expect(
+        draws.ndim == 2 and values.shape == (len(y), draws.shape[1]),
+        f"draws (S, N) and log_density ({len(y)}, N)",
+        f"{draws.shape} and {values.shape}",
+        "choose a few test points for both",
+    )
     require_finite("draws of plots.marginals", draws, "check the fit: NaN in its losses?")
-    _require_density("plots.marginals", values, y=y)
+    _require_density(values, y=y)
     number = draws.shape[1]
-    seen = None if observed is None else known("plots.marginals", "observed", observed, number)
+    seen = None if observed is None else known("observed", observed, number)
     figure, axes = plt.subplots(
         1, number, figsize=(2.6 * number, 2.4), squeeze=False, sharey=False, layout="constrained"
     )
@@ -208,27 +212,34 @@ def marginals(draws: ArrayLike, y: ArrayLike, log_density: ArrayLike, *, observe
     return figure
 
 
-def _moments(owner: str, prediction: Mixture) -> tuple[np.ndarray, np.ndarray]:
+def _moments(prediction: Mixture) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of a prediction, checked."""
-    if not isinstance(prediction, Mixture):
-        raise ValueError(
-            f"{owner}: expected a dgp.densities.Mixture, got {type(prediction).__name__}: posterior.predict(key, X) "
-            "gives one, of one Gaussian per input it is dgp.densities.Mixture(mean[None], variance[None])"
-        )
+    expect(
+        isinstance(prediction, Mixture),
+        "a dgp.densities.Mixture",
+        type(prediction).__name__,
+        (
+            "posterior.predict(key, X) gives one, of one Gaussian per input it is "
+            "dgp.densities.Mixture(mean[None], variance[None])"
+        ),
+    )
     mean, variance = np.asarray(prediction.mean), np.asarray(prediction.variance)
-    require_finite(f"prediction of {owner}", mean, "check the fit: NaN in its losses?")
+    require_finite("prediction", mean, "check the fit: NaN in its losses?")
     if not (variance >= 0).all():
-        raise ValueError(
-            f"{owner}: expected variances of at least zero, got {np.nanmin(variance):.3g}: a Mixture has variances, "
-            "not logarithms or deviations"
+        raise expected(
+            "variances of at least zero",
+            f"{np.nanmin(variance):.3g}",
+            "a Mixture has variances, not logarithms or deviations",
         )
     return mean, np.sqrt(variance)
 
 
-def _require_density(owner: str, log_density: np.ndarray, **axes: np.ndarray) -> None:
+def _require_density(log_density: np.ndarray, **axes: np.ndarray) -> None:
     """Raise where a log density is NaN or infinite above, or an axis is not increasing."""
     if np.isnan(log_density).any() or np.isposinf(log_density).any():
-        raise ValueError(f"{owner}: expected log densities, got NaN or inf among them: NaN in the losses of the fit?")
+        raise expected("log densities", "NaN or inf among them", "NaN in the losses of the fit?")
     for name, values in axes.items():
-        if len(values) < 2 or not (np.diff(values) > 0).all():
-            raise ValueError(f"{owner}: expected {name} to increase, at least two numbers: np.linspace(low, high, 100)")
+        rises = len(values) >= 2 and (np.diff(values) > 0).all()
+        expect(
+            rises, f"{name} to increase, two numbers or more", f"{len(values)} that do not", "np.linspace(low, high)"
+        )

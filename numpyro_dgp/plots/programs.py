@@ -14,7 +14,7 @@ from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import Normalize, to_rgba
 from matplotlib.figure import Figure
 
-from numpyro_dgp._checks import require_count, require_finite, require_positive
+from numpyro_dgp._checks import expect, expected, require_count, require_finite, require_positive
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.plots.axes import band, figure_of, known, open_axes
@@ -46,13 +46,10 @@ def bounds(losses: Mapping[str, ArrayLike], *, size: int = 1, window: int = 50, 
         >>> plots.bounds({"Adam": 100 / np.arange(1, 501)}, size=20).axes[0].get_xlabel()
         'step'
     """
-    if not isinstance(losses, Mapping) or not losses:
-        raise ValueError(
-            f'plots.bounds: expected losses by name, got {type(losses).__name__}: {{"ELBO": result.losses}}'
-        )
-    require_positive("plots.bounds", "size", size, "give the number of data")
-    require_count("plots.bounds", "window", window, "50")
-    steps = {name: known("plots.bounds", f"losses of {name!r}", loss, None) for name, loss in losses.items()}
+    expect(isinstance(losses, Mapping) and losses, "losses by name", type(losses).__name__, '{"ELBO": result.losses}')
+    require_positive("size", size, "give the number of data")
+    require_count("window", window, "50")
+    steps = {name: known(f"losses of {name!r}", loss, None) for name, loss in losses.items()}
     ax = open_axes(ax)
     curves = {}
     for name, loss in steps.items():
@@ -90,8 +87,7 @@ def layers(posterior: Posterior, key: Array, X: ArrayLike, *args: Any, num_point
     Source: Chamberlin (2016), figures 3.5 and 3.7.
     """
     found = posterior.layers(key, X, *args)
-    if not found:
-        raise ValueError("plots.layers: expected a program with dgp.gp layers, got none: nothing to draw")
+    expect(found, "a program with dgp.gp layers", "none", "nothing to draw")
     widths = [min(f.outputs or 1, _MAX_OUTPUTS) for f, _ in found.values()]
     size = (max(4.0 + 3.0 * (max(widths) - 1), 6.0), 2.4 * len(found))
     figure, axes = plt.subplots(len(found), max(widths), figsize=size, squeeze=False, layout="constrained")
@@ -163,17 +159,16 @@ def latent_space(
     Source: Salimbeni (2020), section 4.4 and figure 4.7.
     """
     draws = known_numbers("draws of plots.latent_space", draws)
-    if draws.ndim != 3 or draws.shape[-1] not in (1, 2) or len(draws) < 3:
-        raise ValueError(
-            "plots.latent_space: expected draws (S, N, 1) or (S, N, 2) with S at least 3, got shape "
-            f"{draws.shape}: choose two columns, draws[..., [0, 1]]"
-        )
+    expect(
+        draws.ndim == 3 and draws.shape[-1] in (1, 2) and len(draws) >= 3,
+        "draws (S, N, 1) or (S, N, 2) with S at least 3",
+        f"shape {draws.shape}",
+        "choose two columns, draws[..., [0, 1]]",
+    )
     require_finite("draws of plots.latent_space", draws, "check the fit: NaN in its losses?")
     mean = draws.mean(0)
     if colours is not None and np.shape(colours) != mean.shape[:1]:
-        raise ValueError(
-            f"plots.latent_space: expected colours of shape ({len(mean)},), one per datum, got {np.shape(colours)}"
-        )
+        raise expected(f"colours of shape ({len(mean)},), one per datum", np.shape(colours))
     ax = open_axes(ax)
     order = np.argsort(mean[:, 0])
     places = mean if mean.shape[1] == 2 else np.stack([mean[:, 0], np.argsort(order)], -1)

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from numpyro_dgp._checks import require_finite, require_noise
+from numpyro_dgp._checks import expect, expected, require_finite, require_noise
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import ArrayLike
 from numpyro_dgp.kernels import Kernel
@@ -64,20 +64,22 @@ def ring_spectra(
 
     Source: Tebbutt (2016), section 1.3 and equation 1.40.
     """
-    require_ring("plots.ring_spectra", ring)
-    if len(ring.sizes) != 1:
-        raise ValueError(
-            f"plots.ring_spectra: expected a ring of one dimension, got {len(ring.sizes)}: of an additive kernel show "
-            "the terms one by one, on ring.on((d,))"
-        )
+    require_ring(ring)
+    expect(
+        len(ring.sizes) == 1,
+        "a ring of one dimension",
+        len(ring.sizes),
+        "of an additive kernel show the terms one by one, on ring.on((d,))",
+    )
     M = ring.sizes[0]
     values = None if values is None else known_numbers("values of plots.ring_spectra", values)
     if noise is not None:
-        require_noise("plots.ring_spectra", noise)
+        require_noise(noise)
     if values is not None and (np.ndim(values) not in (1, 2) or np.shape(values)[-1] != M):
-        raise ValueError(
-            f"plots.ring_spectra: expected values at all {M} points of the grid, ({M},) or (S, {M}), got shape "
-            f"{np.shape(values)}: ask the posterior at ring.points()"
+        raise expected(
+            f"values at all {M} points of the grid, ({M},) or (S, {M})",
+            f"shape {np.shape(values)}",
+            "ask the posterior at ring.points()",
         )
     if values is not None:
         require_finite("values of plots.ring_spectra", values, "check the fit: NaN in its losses?")

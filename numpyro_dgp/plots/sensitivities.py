@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from numpyro_dgp._checks import caller, expect, expected
 from numpyro_dgp.design.sensitivity import Integrals, MainEffects, SobolIndices
 from numpyro_dgp.plots.axes import figure_of, open_axes
 
@@ -45,7 +46,7 @@ def sobol_indices(
         >>> plots.sobol_indices(indices).axes[0].get_xlabel()
         'share of the variance'
     """
-    _require("plots.sobol_indices", SobolIndices, indices, reference)
+    _require(SobolIndices, indices, reference)
     ax = open_axes(ax)
     rows = np.arange(len(indices.names))[::-1]
     for shift, colour, label, field in ((0.17, "C0", "first order", "first"), (-0.17, "C1", "total", "total")):
@@ -92,7 +93,7 @@ def main_effects(
         >>> [ax.get_xlabel() for ax in plots.main_effects(effects, label="mean of the range, m").axes]
         ['speed, m/s', 'mass, kg']
     """
-    _require("plots.main_effects", MainEffects, effects, reference)
+    _require(MainEffects, effects, reference)
     D = len(effects.names)
     across = min(D, 4)
     down = -(-D // across)
@@ -117,17 +118,19 @@ def main_effects(
     return figure
 
 
-def _require(owner: str, kind: type[Any], found: Any, reference: Any) -> None:
+def _require(kind: type[Any], found: Any, reference: Any) -> None:
     """Raise unless ``found`` is of a kind, and a reference too, with the same names."""
-    function = owner.replace("plots", "dgp.design")
+    function = caller().replace("plots", "dgp.design")
     for given in (found,) if reference is None else (found, reference):
-        if not isinstance(given, kind):
-            raise ValueError(
-                f"{owner}: expected what {function} returns, got {type(given).__name__}: "
-                f"{function}(posterior, inputs, key)"
-            )
+        expect(
+            isinstance(given, kind),
+            f"what {function} returns",
+            type(given).__name__,
+            f"{function}(posterior, inputs, key)",
+        )
     if reference is not None and reference.names != found.names:
-        raise ValueError(
-            f"{owner}: expected a reference with the columns {', '.join(found.names)}, got "
-            f"{', '.join(reference.names)}: call {function} with the same inputs for both"
+        raise expected(
+            f"a reference with the columns {', '.join(found.names)}",
+            ", ".join(reference.names),
+            f"call {function} with the same inputs for both",
         )

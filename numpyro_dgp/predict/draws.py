@@ -15,7 +15,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
-from numpyro_dgp._checks import with_nearest
+from numpyro_dgp._checks import expected, with_nearest
 from numpyro_dgp._numpyro import Everywhere, active
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import WHOLE_DATA, require
@@ -143,7 +143,7 @@ class IndependentDraws(Everywhere):
 
 def over_all_rows(program: Callable[..., Any], _: Trace | None = None) -> Callable[..., Any]:
     """``program``, which may not predict for a random part of the inputs (a plate that subsamples)."""
-    return require("Posterior", WHOLE_DATA, fn=program)
+    return require(WHOLE_DATA, fn=program)
 
 
 def trace_over_all_rows(program: Callable[..., Any], args: Any, kwargs: Any) -> Trace:
@@ -218,10 +218,13 @@ def given_draw(
                 return None
             raise without_value(source, {name}, sample)
         if jnp.shape(sample[name]) != msg["fn"].shape():
-            raise ValueError(
-                f"Posterior: expected each draw of {name!r} to have shape {msg['fn'].shape()}, got "
-                f"{jnp.shape(sample[name])}: draws of several chains go along one axis, as in mcmc.get_samples(); "
-                "values of single data need the data of the fit"
+            raise expected(
+                f"each draw of {name!r} to have shape {msg['fn'].shape()}",
+                jnp.shape(sample[name]),
+                (
+                    "draws of several chains go along one axis, as in mcmc.get_samples(); values of single data "
+                    "need the data of the fit"
+                ),
             )
         return sample[name]
 

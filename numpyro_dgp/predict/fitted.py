@@ -21,6 +21,8 @@ from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import (
+    expect,
+    expected,
     nearest,
     require_call,
     require_count,
@@ -152,11 +154,9 @@ class Options:
     def __post_init__(self) -> None:
         for name, example in (("num_samples", "100"), ("batch_size", "10_000")):
             if (value := getattr(self, name)) is not None:
-                require_count("Posterior.using", name, value, example)
+                require_count(name, value, example)
         if not isinstance(self.progress_bar, bool):
-            raise ValueError(
-                f"Posterior.using: expected progress_bar to be True or False, got {self.progress_bar!r}: False for none"
-            )
+            raise expected("progress_bar to be True or False", repr(self.progress_bar), "False for none")
 
     def using(self, num_samples: int | None, batch_size: int | None, progress_bar: bool | None) -> Options:
         """These options with those in place that are not ``None``."""
@@ -229,9 +229,10 @@ class Fit:
         found = dataclasses.replace(self, data=data)
         call = inspect_call(found._with_parameters(), None, *data)
         if call.predicted or not call.candidates:
-            raise ValueError(
-                "Posterior.on: expected the data of the fit, observations included, got none of "
-                f"{', '.join(map(repr, call.predicted))}: posterior.on(X, y)"
+            raise expected(
+                "the data of the fit, observations included",
+                f"none of {', '.join(map(repr, call.predicted))}",
+                "posterior.on(X, y)",
             )
         guide = self.guide.on(*args, **kwargs) if isinstance(self.guide, Guide) else self.guide
         exact = jax.eval_shape(lambda: found._known(jax.random.key(0), {})[0])
@@ -266,7 +267,7 @@ class Fit:
             "program def model(X, y=None)"
         )
         _require_no_options(self.model, kwargs)
-        require_call("Posterior", self.model, args, kwargs, hint)
+        require_call(self.model, args, kwargs, hint)
         call = own = inspect_call(self._with_parameters(), self.site, args, kwargs)
         if self.data is not None and call.exact and not (or_of_fit and call.candidates and not call.predicted):
 
@@ -357,7 +358,7 @@ class Fit:
         seeded: Callable[..., Any] = handlers.seed(program, key)
         if target is not None and target.batch is not None:
             seeded = BatchKeys(seeded, target.plates, target.batch)
-        return require("Posterior", parameters_from(data), fn=handlers.substitute(seeded, data=data))
+        return require(parameters_from(data), fn=handlers.substitute(seeded, data=data))
 
     def given(
         self,
@@ -388,26 +389,32 @@ def is_array(leaf: Any) -> bool:
 
 def as_data(leaf: Any) -> Any:
     """An argument of the model: a table as an array, a number or an object as it is."""
-    if not all(isinstance(n, int) for n in np.shape(leaf)):
-        raise ValueError(
-            f"Posterior: expected a number of rows, got a symbolic one, shape {np.shape(leaf)}: export the prediction "
-            "of a row over rows, jax.vmap(lambda x: posterior.predict(key, x[None]).mean[0])"
-        )
+    expect(
+        all(isinstance(n, int) for n in np.shape(leaf)),
+        "a number of rows",
+        f"a symbolic one, shape {np.shape(leaf)}",
+        ("export the prediction of a row over rows, jax.vmap(lambda x: posterior.predict(key, x[None]).mean[0])"),
+    )
     return as_array("arguments of Posterior", leaf) if is_array(leaf) else leaf
 
 
 def require_arguments(key: Any, leaves: list[Any]) -> None:
     """Raise unless a key and the arguments of the model, as a list, can make a prediction."""
-    require_key("Posterior", key)
+    require_key(key)
     for leaf in leaves:
-        if not isinstance(leaf, Hashable) and not is_array(leaf):
-            raise ValueError(
-                f"Posterior: expected arrays and settings as arguments of the model, got a {type(leaf).__name__}: pass "
-                "numbers in an array, jnp.asarray(list(values))"
-            )
+        expect(
+            isinstance(leaf, Hashable) or is_array(leaf),
+            "arrays and settings as arguments of the model",
+            f"a {type(leaf).__name__}",
+            "pass numbers in an array, jnp.asarray(list(values))",
+        )
     require_finite_leaves("inputs", leaves)
-    if any(map(np.ndim, leaves)) and not any(np.size(leaf) for leaf in leaves if np.ndim(leaf)):
-        raise ValueError("Posterior: expected at least one row to predict, got arrays without rows: pass X[:1]")
+    expect(
+        not any(map(np.ndim, leaves)) or any(np.size(leaf) for leaf in leaves if np.ndim(leaf)),
+        "at least one row to predict",
+        "arrays without rows",
+        "pass X[:1]",
+    )
 
 
 def _require_no_options(model: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
@@ -420,55 +427,53 @@ def _require_no_options(model: Callable[..., Any], kwargs: Mapping[str, Any]) ->
     takes_any = any(p.kind == p.VAR_KEYWORD for p in parameters)
     for name in kwargs.keys() - {p.name for p in parameters if p.kind != p.VAR_KEYWORD}:
         option = name if name in own else None if takes_any else nearest(name, (*own, "X_variance"))
-        if option in own:
-            raise ValueError(
-                f"Posterior: expected arguments of the program, got {name!r}, which is none of its parameters: options "
-                f"are given before, posterior.using({option}=...).predict(key, X)"
-            )
-        if option is not None:
-            raise ValueError(
-                f"Posterior: expected arguments of the program, got {name!r}, which is none of its parameters: "
-                "predict, predict_function, log_density, probs and quantile take X_variance=..."
-            )
+        expect(
+            option not in own,
+            "arguments of the program",
+            f"{name!r}, which is none of its parameters",
+            f"options are given before, posterior.using({option}=...).predict(key, X)",
+        )
+        expect(
+            option is None,
+            "arguments of the program",
+            f"{name!r}, which is none of its parameters",
+            "predict, predict_function, log_density, probs and quantile take X_variance=...",
+        )
 
 
 def require_fit(model: Any, guide: Any, params: Any, samples: Any, site: Any) -> None:
     """Raise unless the arguments of ``Posterior`` are of the kinds that it takes."""
-    if not callable(model):
-        raise ValueError(
-            f"Posterior: expected the model, a function, got {type(model).__name__}: Posterior(model, guide, params)"
-        )
+    expect(callable(model), "the model, a function", type(model).__name__, "Posterior(model, guide, params)")
     if (guide is None) == (samples is None):
-        raise ValueError(
-            "Posterior: expected a guide with params, or samples, and not both: "
-            "Posterior(model, guide, result.params) or Posterior(model, samples=mcmc.get_samples())"
+        raise expected(
+            "a guide with params, or samples",
+            "neither" if guide is None else "both",
+            "Posterior(model, guide, result.params) or Posterior(model, samples=mcmc.get_samples())",
         )
-    if guide is not None and not callable(guide):
-        raise ValueError(
-            f"Posterior: expected the guide, a function, as second argument, got {type(guide).__name__}: "
-            "Posterior(model, guide, result.params), or samples= for draws"
-        )
-    require_drawing(
-        "Posterior", guide, "Posterior(model, samples=guide.sample_posterior(key, params, sample_shape=(100,)))"
+    expect(
+        guide is None or callable(guide),
+        "the guide, a function, as second argument",
+        type(guide).__name__,
+        "Posterior(model, guide, result.params), or samples= for draws",
     )
+    require_drawing(guide, "Posterior(model, samples=guide.sample_posterior(key, params, sample_shape=(100,)))")
     if not isinstance(params, Mapping):
         has = "result.params" if hasattr(params, "params") else "svi.get_params(state)"
-        raise ValueError(
-            f"Posterior: expected params, a dict of parameters by name, got {type(params).__name__}: pass {has}"
-        )
-    if samples is not None and not isinstance(samples, Mapping):
-        raise ValueError(
-            f"Posterior: expected samples, a dict of draws by site, got {type(samples).__name__}: pass "
-            "mcmc.get_samples()"
-        )
-    if site is not None and not isinstance(site, str):
-        raise ValueError(f"Posterior: expected site to be the name of a site, got {type(site).__name__}: site='y'")
+        raise expected("params, a dict of parameters by name", type(params).__name__, f"pass {has}")
+    expect(
+        samples is None or isinstance(samples, Mapping),
+        "samples, a dict of draws by site",
+        type(samples).__name__,
+        "pass mcmc.get_samples()",
+    )
+    expect(site is None or isinstance(site, str), "site to be the name of a site", type(site).__name__, "site='y'")
     if samples is not None:
         sizes = {name: np.shape(value)[:1] for name, value in samples.items()}
         if not sizes or len(set(sizes.values())) > 1 or () in sizes.values() or (0,) in sizes.values():
-            raise ValueError(
-                f"Posterior: expected samples with the same number of draws of every site along the first axis, got "
-                f"{ {name: np.shape(value) for name, value in samples.items()} }: pass mcmc.get_samples() as it is"
+            raise expected(
+                "samples with the same number of draws of every site along the first axis",
+                {name: np.shape(value) for name, value in samples.items()},
+                "pass mcmc.get_samples() as it is",
             )
 
 
@@ -482,10 +487,13 @@ def require_draws(samples: Mapping[str, Any], sites: Trace) -> None:
 def require_single_values(guide: Any) -> None:
     """Raise if a guide has several weighted values of latents at the rows of the fit, of which none is the one."""
     if isinstance(guide, Guide) and guide.config.has_weights:
-        raise ValueError(
-            "Posterior.layers: expected a call without observations, got those of the fit with a guide that has "
-            "several weighted values of every latent: leave the observations out, posterior.layers(key, X), for "
-            "latents from their prior, or draw those of the fit's rows, guide.sample_posterior(key, params, X, y)"
+        raise expected(
+            "a call without observations",
+            "those of the fit with a guide that has several weighted values of every latent",
+            (
+                "leave the observations out, posterior.layers(key, X), for latents from their prior, or draw "
+                "those of the fit's rows, guide.sample_posterior(key, params, X, y)"
+            ),
         )
 
 
@@ -504,9 +512,10 @@ def require_rules(guide: Any, params: Mapping[str, Any], sites: Trace) -> None:
         elif rule is not None and rule.follows_model:
             of_others.append(name)
     if of_others:
-        raise ValueError(
-            f"Posterior: expected the params of this guide, got {', '.join(map(repr, sorted(of_others)[:6]))} too, of "
-            "sites that follow the model in it: pass the guide of the fit"
+        raise expected(
+            "the params of this guide",
+            f"{', '.join(map(repr, sorted(of_others)[:6]))} too, of sites that follow the model in it",
+            "pass the guide of the fit",
         )
     if of_none:
         warnings.warn(

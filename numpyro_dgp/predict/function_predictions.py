@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from numpyro import handlers
 
-from numpyro_dgp._checks import require_count, require_key
+from numpyro_dgp._checks import expect, expected, require_count, require_key
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import inspect_program
 from numpyro_dgp.analysis.sites import Trace, unwrap
@@ -38,8 +38,6 @@ from numpyro_dgp.predict.quantities import Quantity, observed_function
 
 __all__ = ["FunctionPredictions", "jointly_of"]
 
-_OWNER = "Posterior.predict_jointly"
-
 
 def jointly_of(
     num_features: int, fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any
@@ -50,11 +48,12 @@ def jointly_of(
     else:
         sites = fit.trace(target, key, sample, args, kwargs)
         if below := hidden_values(sites):
-            raise ValueError(
-                f"{_OWNER}: expected layers with inducing points below the last one, got {sorted(below)[0]!r} of an "
-                "exact process or above one, whose values are drawn row by row: give the layers dgp.Points(X)"
+            raise expected(
+                "layers with inducing points below the last one",
+                f"{sorted(below)[0]!r} of an exact process or above one, whose values are drawn row by row",
+                "give the layers dgp.Points(X)",
             )
-    f_x = observed_function(_OWNER, unwrap(sites[target.site or ""]["fn"]), target.site)
+    f_x = observed_function(unwrap(sites[target.site or ""]["fn"]), target.site)
     covariances, priors = _covariances(f_x)
     one = f_x.event_dim == 0
     # The diagonal holds the variances of predict_function.
@@ -88,19 +87,21 @@ def _covariances(f_x: FunctionValues) -> tuple[Array, Array]:
         return tuple(einsum("pq,qnm->pnm", jnp.square(f_x.W), C) for C in _covariances(f_x.functions))  # type: ignore[return-value]
     if isinstance(f_x, SeveralValues):
         sites = [getattr(part.function, "site", None) for part in f_x.parts]
-        if len(set(sites)) < len(sites):
-            raise ValueError(
-                f"{_OWNER}: expected independent functions under the Likelihood, got several values of {sites}: two "
-                "values of one function are correlated; give each function a layer of its own"
-            )
+        expect(
+            len(set(sites)) >= len(sites),
+            "independent functions under the Likelihood",
+            f"several values of {sites}",
+            "two values of one function are correlated; give each function a layer of its own",
+        )
         of_parts = [_covariances(part) for part in f_x.parts]
         return tuple(jnp.concatenate(parts) for parts in zip(*of_parts, strict=True))  # type: ignore[return-value]
     function, x, noise = f_x.function, f_x.inputs, f_x.noise
     if not isinstance(function, FeatureFunction) or f_x.batch_shape != x.shape[:-1] or x.ndim != 2:
         got = "values without one" if function is None else type(function).__name__
-        raise ValueError(
-            f"{_OWNER}: expected a function with inducing values, such as on dgp.Points(Z), at N rows under the "
-            f"Likelihood, got {got} at values of shape {f_x.batch_shape}: its values have no joint covariance here"
+        raise expected(
+            "a function with inducing values, such as on dgp.Points(Z), at N rows under the Likelihood",
+            f"{got} at values of shape {f_x.batch_shape}",
+            "its values have no joint covariance here",
         )
     # Cov[f(x)] (P, N, N), v integrated where q(v) is Gaussian
     joint, N = function.joint(x, noise=noise).covariance, len(x)
@@ -133,7 +134,7 @@ class FunctionPredictions(Fit):
             ValueError: as :meth:`predict_function`, exact processes and those of ``dgp.Neighbours``, several values of
                 one function under the ``Likelihood``, or a kernel below the last layer without random features.
         """
-        require_count("Posterior.predict_jointly", "num_features", num_features, "1024")
+        require_count("num_features", num_features, "1024")
         quantity = Quantity(jointly_of, settings=(num_features,), every=True)
         together = dataclasses.replace(self.options, batch_size=None)
         found: JointMixture = self._predictor(quantity, key, together, args, kwargs)
@@ -154,8 +155,8 @@ class FunctionPredictions(Fit):
         Raises:
             ValueError: numbers that are not positive; by the function, a kernel without random features.
         """
-        require_key("Posterior", key)
-        require_count("Posterior.functions", "num_features", num_features, "1024")
+        require_key(key)
+        require_count("num_features", num_features, "1024")
         quantity = Quantity(quantities.functions_of, settings=(num_features,), num_samples=10)
         return lambda *args, **kwargs: self._predictor(quantity, key, self.options, args, kwargs)
 

@@ -152,7 +152,7 @@ class Posterior(FunctionPredictions):
             ValueError: as :meth:`predict`, or observations of the wrong shape or out of range (labels, counts).
         """
         require_finite("observations y", y, MISSING)
-        self._predictor.range(args, kwargs).require("Posterior.log_density", y)
+        self._predictor.range(args, kwargs).require(y)
         return self._predictor(_DENSITIES, key, self.options, (jnp.asarray(y), *args), kwargs, X_variance)
 
     def probs(self, key: Array, *args: Any, X_variance: ArrayLike | None = None, **kwargs: Any) -> Array:

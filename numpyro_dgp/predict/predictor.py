@@ -39,13 +39,7 @@ import numpy as np
 import numpyro
 import tqdm
 
-from numpyro_dgp._checks import (
-    inside_transformation,
-    is_concrete,
-    require_key,
-    violated,
-    with_checks,
-)
+from numpyro_dgp._checks import expect, expected, inside_transformation, is_concrete, require_key, violated, with_checks
 from numpyro_dgp._compiled import Compiled, one_thread
 from numpyro_dgp._data import as_floats
 from numpyro_dgp._numpyro import apart
@@ -260,22 +254,25 @@ def at_uncertain_inputs(
     X: Any = args[place] if len(args) > place else None
     if not is_array(X) or not jnp.issubdtype(X.dtype, jnp.floating) or not X.ndim:
         got = "none" if X is None else f"{X.dtype} {X.shape}" if is_array(X) else type(X).__name__
-        raise ValueError(
-            f"Posterior: expected an array of real inputs as the first argument of the program with X_variance=, got "
-            f"{got}: X_variance is the variance of each of its entries"
+        raise expected(
+            "an array of real inputs as the first argument of the program with X_variance=",
+            got,
+            "X_variance is the variance of each of its entries",
         )
     variance = as_floats("X_variance", X_variance)
     try:
         variance = jnp.broadcast_to(variance, X.shape).astype(X.dtype)
     except ValueError:
-        raise ValueError(
-            f"Posterior: expected X_variance of a shape that broadcasts to the inputs {X.shape}, got {variance.shape}: "
-            "one variance for all, for every column (D,), every row (N, 1), or every entry (N, D)"
+        raise expected(
+            f"X_variance of a shape that broadcasts to the inputs {X.shape}",
+            variance.shape,
+            "one variance for all, for every column (D,), every row (N, 1), or every entry (N, D)",
         ) from None
     if violated(lambda v: (v >= 0) & (v < np.inf), variance):
-        raise ValueError(
-            "Posterior: expected X_variance to be finite and not negative, got "
-            f"{float(variance.min())} as the smallest: it is the square of the error, 0 for none"
+        raise expected(
+            "X_variance to be finite and not negative",
+            f"{float(variance.min())} as the smallest",
+            "it is the square of the error, 0 for none",
         )
     columns = X.shape[1:]
     points = sobol_points(1 << (num_samples - 1).bit_length(), 0, math.prod(columns))[:num_samples]  # t (S, D)
@@ -291,11 +288,12 @@ def _require_free_name(model: Any) -> None:
         names = inspect.signature(model).parameters
     except (TypeError, ValueError):
         return
-    if "X_variance" in names:
-        raise ValueError(
-            "Posterior: expected a program without an argument X_variance, got one that has it: give it another name, "
-            "since X_variance=... of a prediction are the variances of its inputs"
-        )
+    expect(
+        "X_variance" not in names,
+        "a program without an argument X_variance",
+        "one that has it",
+        "give it another name, since X_variance=... of a prediction are the variances of its inputs",
+    )
 
 
 def _at_moved(
@@ -390,7 +388,7 @@ class Predictor:
         num_samples, samples = self._samples(quantity, options)
         args, kwargs = jax.tree.map(as_data, (args, kwargs))
         if X_variance is not None:
-            require_key("Posterior", key)
+            require_key(key)
             quantity, args, errors = at_uncertain_inputs(self.fit, quantity, X_variance, key, num_samples, args)
             samples |= errors
         found = self._run(quantity, num_samples, samples, key, options, args, kwargs)
@@ -415,11 +413,12 @@ class Predictor:
     ) -> Any:
         leaves, treedef = jax.tree.flatten((args, kwargs))
         require_arguments(key, leaves)
-        if options.batch_size is not None and (not is_concrete(key, leaves) or inside_transformation()):
-            raise ValueError(
-                "Posterior: expected arrays with batch_size=, whose batches are predicted one after the other, got "
-                "traced ones: under jax.jit, jax.grad or jax.vmap leave batch_size out"
-            )
+        expect(
+            options.batch_size is None or (is_concrete(key, leaves) and not inside_transformation()),
+            "arrays with batch_size=, whose batches are predicted one after the other",
+            "traced ones",
+            "under jax.jit, jax.grad or jax.vmap leave batch_size out",
+        )
         arrays = [leaf if is_array(leaf) else None for leaf in leaves]
         constants = tuple(None if is_array(leaf) else leaf for leaf in leaves)
         seen = self._seen(args[quantity.observations :], kwargs, quantity.needs_site)
@@ -444,11 +443,14 @@ class Predictor:
             found = jax.tree.map(np.asarray, run(arrays, None))
         else:
             _shapes_of(run, arrays, None)  # raises what is wrong with the call itself
-            raise ValueError(
-                "Posterior: expected rows that are predicted independently of each other with batch_size=, got a "
-                "program in which they are not known to be: joint values (f.joint, exact layers), rows that are added "
-                "up or compared, sites outside the plate of the rows, arguments in which rows are not the first axis, "
-                "or numbers computed from how many rows there are: leave batch_size out"
+            raise expected(
+                "rows that are predicted independently of each other with batch_size=",
+                "a program in which they are not known to be",
+                (
+                    "joint values (f.joint, exact layers), rows that are added up or compared, sites outside the "
+                    "plate of the rows, arguments in which rows are not the first axis, or numbers computed from "
+                    "how many rows there are: leave batch_size out"
+                ),
             )
         if not any(map(_is_float, jax.tree.leaves(found))):  # labels and counts cannot be NaN
             whole = partial(_predicted, self.fit, name)
@@ -482,7 +484,7 @@ class Predictor:
         draw, target = jax.random.split(key, name.num_samples)[i], name.target._replace(batch=batch)
         with numpyro.validation_enabled(not outside):  # the index is the reason of what NumPyro would say
             _of_draw(name.quantity, self.fit, target, draw, sample, args, kwargs)
-        require_inside("Posterior", outside)
+        require_inside(outside)
 
     def range(self, args: Any, kwargs: Any) -> Range:
         """The range of y in a call with such arguments."""
@@ -501,9 +503,7 @@ class Predictor:
             return {}
         total = len(next(iter(self.fit.samples.values())))
         if num_samples > total:
-            raise ValueError(
-                f"Posterior: expected num_samples of at most {total}, the number of MCMC draws, got {num_samples}"
-            )
+            raise expected(f"num_samples of at most {total}, the number of MCMC draws", num_samples)
         index = np.linspace(0, total - 1, num_samples).astype(int)
         return {name: jnp.asarray(value)[index] for name, value in self.fit.samples.items()}
 

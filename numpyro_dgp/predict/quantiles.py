@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import is_concrete, require_levels
+from numpyro_dgp._checks import expect, is_concrete, require_levels
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import Mixture
 from numpyro_dgp.jaxprs.row_by_row import rows_apart
@@ -48,9 +48,9 @@ def spread_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwar
 def spread(fn: Any, key: Array) -> Mixture | _Labels | _Draws:
     """Moments of a distribution that is Gaussian, probabilities of labels, or draws."""
     found = value_range(fn)
-    found.require_order("Posterior.quantile")
+    found.require_order()
     if found.finite and not fn.event_shape:
-        return _Labels(label_probabilities("Posterior.quantile", fn), jnp.asarray(int(found.low or 0)))
+        return _Labels(label_probabilities(fn), jnp.asarray(int(found.low or 0)))
     if is_gaussian(fn):
         return Mixture(*moments(fn))
     return _Draws(jnp.moveaxis(rows_apart(lambda k: fn.sample(k, (_DRAWS_OF_Y,)))(key), 0, -1))
@@ -71,11 +71,8 @@ class Levels:
     @staticmethod
     def of(q: ArrayLike) -> Levels:
         """Known levels as a part of the program that computes quantiles."""
-        require_levels("Posterior.quantile", q)
-        if not is_concrete(q):
-            raise ValueError(
-                "Posterior.quantile: expected known levels q, got traced ones: pass numbers that jax.jit does not trace"
-            )
+        require_levels(q)
+        expect(is_concrete(q), "known levels q", "traced ones", "pass numbers that jax.jit does not trace")
         levels = np.asarray(q, float)
         return Levels(tuple(levels.ravel().tolist()), levels.shape)
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 
-from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._checks import expect, is_concrete
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.sites import Message, unwrap
 from numpyro_dgp.densities import Mixture, MomentsOnly
@@ -81,13 +81,13 @@ def densities_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, k
 
 def probabilities_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Array:
     """Probabilities of the labels of y, along the last axis."""
-    return label_probabilities("Posterior.probs", observed_distribution(fit, target, key, sample, args, kwargs))
+    return label_probabilities(observed_distribution(fit, target, key, sample, args, kwargs))
 
 
-def label_probabilities(owner: str, fn: Any) -> Array:
+def label_probabilities(fn: Any) -> Array:
     """Probabilities of the labels of a distribution (..., K)."""
     fn = fn.everywhere() if isinstance(fn, Likelihood) else fn
-    values = labels(owner, fn)
+    values = labels(fn)
     y = jnp.broadcast_to(values.reshape(-1, *(1,) * len(fn.batch_shape)), (len(values), *fn.batch_shape))
     return jnp.moveaxis(jnp.exp(_log_density(fn, y)), 0, -1)  # E p(y = k | v), k last
 
@@ -95,19 +95,20 @@ def label_probabilities(owner: str, fn: Any) -> Array:
 def function_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Mixture:
     """Mean and variance of the function that the observed site is a ``Likelihood`` of."""
     fn = observed_distribution(fit, target, key, sample, args, kwargs)
-    f_x = observed_function("Posterior.predict_function", fn, target.site)
+    f_x = observed_function(fn, target.site)
     return Mixture(f_x.loc, f_x.variance)
 
 
-def observed_function(owner: str, fn: Any, site: str | None) -> FunctionValues:
+def observed_function(fn: Any, site: str | None) -> FunctionValues:
     """Values of the function that the observed site is a ``Likelihood`` of."""
     if isinstance(fn, FunctionValues) and fn.noise is None:
         return fn
-    if not isinstance(fn, Likelihood):
-        raise ValueError(
-            f"{owner}: expected an observed dgp.Likelihood, which has a function, got {type(fn).__name__} at site "
-            f"{site!r}: posterior.hidden(key, X) draws the values of layers"
-        )
+    expect(
+        isinstance(fn, Likelihood),
+        "an observed dgp.Likelihood, which has a function",
+        f"{type(fn).__name__} at site {site!r}",
+        "posterior.hidden(key, X) draws the values of layers",
+    )
     return fn.f_x.marginals()
 
 
@@ -120,11 +121,12 @@ def functions_of(
     num_features: int, fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any
 ) -> dict[str, Array]:
     """Values of a draw of whole functions, of every hidden layer and of the function under the observed site."""
-    if fit.data is not None:
-        raise ValueError(
-            "Posterior.functions: expected functions with inducing points, got an exact process (inducing=None): draws "
-            "of its values at the rows of a call are posterior.predict_jointly(key, X).sample(key)"
-        )
+    expect(
+        fit.data is None,
+        "functions with inducing points",
+        "an exact process (inducing=None)",
+        "draws of its values at the rows of a call are posterior.predict_jointly(key, X).sample(key)",
+    )
     draw_key, path_key = jax.random.split(key)
     guide = fit.guide_at(target)
     if isinstance(guide, Guide):

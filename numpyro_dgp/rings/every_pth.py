@@ -25,7 +25,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_finite, require_noise
+from numpyro_dgp._checks import expect, expected, require_finite, require_noise
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.kernels.base import Kernel
@@ -78,15 +78,16 @@ class Subsampled:
         Raises:
             ValueError: J that does not divide the size of the ring, a kernel without a spectral density.
         """
-        require_ring("Subsampled.of", ring)
+        require_ring(ring)
         D = len(ring.sizes)
         periods = tuple(every) if isinstance(every, list | tuple) else (every,) * D
         if len(periods) != D or not all(
             type(p) is int and p >= 1 and m % p == 0 for p, m in zip(periods, ring.sizes, strict=False)
         ):
-            raise ValueError(
-                f"Subsampled.of: expected every to divide the size {ring.sizes} of the ring, got {every}: use "
-                "RingNormal for all points, or dgp.Grid for inducing points that are no data"
+            raise expected(
+                f"every to divide the size {ring.sizes} of the ring",
+                every,
+                "use RingNormal for all points, or dgp.Grid for inducing points that are no data",
             )
         return cls(_by_class(spectrum(kernel, ring), ring.sizes, periods), ring.sizes, periods)
 
@@ -122,7 +123,7 @@ class Subsampled:
         Raises:
             ValueError: vectors of another length, noise that is not one positive number.
         """
-        require_noise("Subsampled", noise)
+        require_noise(noise)
         x = self._to_classes(self._vectors(x))
         # (x - B (B + s^2 I)^-1 x) / s^2, B = A A'
         return self._from_classes((x - self._explained(x, noise)) / jnp.square(noise))
@@ -133,7 +134,7 @@ class Subsampled:
         Raises:
             ValueError: noise that is not one positive number.
         """
-        require_noise("Subsampled", noise)
+        require_noise(noise)
         s2 = jnp.square(jnp.asarray(noise, self.eigenvalues.dtype))
         # log|lambda_m beta_m' / s^2 + I| = log(1 + beta_m' lambda_m / s^2)
         return jnp.log1p(self._signal() / s2).sum() + self.eigenvalues.size * jnp.log(s2)
@@ -184,7 +185,7 @@ class Subsampled:
         Raises:
             ValueError: noise that is not positive.
         """
-        require_noise("Subsampled", noise)
+        require_noise(noise)
         a, w, signal = self.eigenvalues, self.weights, self._signal()
         s2 = jnp.square(jnp.asarray(noise, a.dtype))
         lost = (a * (1 - w)).sum(0)  # 1'lambda_m - mean (M,), mean = beta_m' lambda_m
@@ -224,24 +225,26 @@ class Subsampled:
         return mean, self.eigenvalues.mean() - jnp.tile(known, copies).reshape(-1)
 
     def _data(self, y: ArrayLike, noise: ArrayLike) -> tuple[Array, Array]:
-        require_noise("Subsampled", noise)
+        require_noise(noise)
         y = as_numbers("observations of Subsampled", y)
         require_finite(
             "observations of Subsampled", y, "of a series with gaps use RingNormal, or a layer on a dgp.Grid"
         )
-        if np.shape(y) != (self.eigenvalues.size,):
-            raise ValueError(
-                f"Subsampled: expected an observation at each of the {self.eigenvalues.size} points of the ring, got "
-                f"shape {np.shape(y)}: with gaps or padding use RingNormal, or a layer on a dgp.Grid"
-            )
+        expect(
+            np.shape(y) == (self.eigenvalues.size,),
+            f"an observation at each of the {self.eigenvalues.size} points of the ring",
+            f"shape {np.shape(y)}",
+            "with gaps or padding use RingNormal, or a layer on a dgp.Grid",
+        )
         return jnp.asarray(y, self.eigenvalues.dtype), jnp.square(jnp.asarray(noise, self.eigenvalues.dtype))
 
     def _vectors(self, x: ArrayLike) -> Array:
-        if np.shape(x)[-1:] != (self.eigenvalues.size,):
-            raise ValueError(
-                f"Subsampled: expected vectors of shape (..., {self.eigenvalues.size}), a number at each point of the "
-                f"ring, got {np.shape(x)}: they go along the last axis"
-            )
+        expect(
+            np.shape(x)[-1:] == (self.eigenvalues.size,),
+            f"vectors of shape (..., {self.eigenvalues.size}), a number at each point of the ring",
+            np.shape(x),
+            "they go along the last axis",
+        )
         return jnp.asarray(x, self.eigenvalues.dtype)
 
     def _signal(self) -> Array:

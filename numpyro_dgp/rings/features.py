@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dgp._checks import expect
 from numpyro_dgp._typing import Array, pytree
 from numpyro_dgp.kernels.base import Kernel, expand
 from numpyro_dgp.kernels.stationary import Stationary
@@ -223,11 +224,12 @@ def random_waves(kernel: Kernel, key: Array, ring: Ring, num: int) -> list[Waves
 
 def _waves(summand: Summand, key: Array, ring: Ring, num: int) -> Waves:
     stationary = summand.alone
-    if not isinstance(stationary, Stationary):
-        raise ValueError(
-            f"expected a stationary kernel, or sums and positive multiples of them, to draw functions on a ring, got "
-            f"{summand}: draw at fixed inputs with f.joint(x)"
-        )
+    expect(
+        isinstance(stationary, Stationary),
+        "a stationary kernel, or sums and positive multiples of them, to draw functions on a ring",
+        summand,
+        "draw at fixed inputs with f.joint(x)",
+    )
     frequency_key, phase_key = jax.random.split(key)
     omega = stationary.frequencies(frequency_key, (len(ring.sizes), num), ring.dtype).T / stationary.lengthscale
     multiples = jnp.round(omega * ring.length / (2 * math.pi))  # omega_n is the nearest to omega

@@ -15,7 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.fft import next_fast_len
 
-from numpyro_dgp._checks import is_concrete, require_finite, require_inputs, require_positive, violated
+from numpyro_dgp._checks import (
+    expect,
+    expected,
+    is_concrete,
+    require_finite,
+    require_inputs,
+    require_positive,
+    violated,
+)
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.weights import whitened_values
@@ -91,9 +99,10 @@ class Grid(Ring):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.nugget, int | float | np.floating) or not 0 < self.nugget < 1:
-            raise ValueError(
-                f"Grid: expected a nugget between 0 and 1, a share of the variance of the kernel, got {self.nugget!r}: "
-                "1e-10 for functions known nearly exactly, in double precision; leave it out otherwise"
+            raise expected(
+                "a nugget between 0 and 1, a share of the variance of the kernel",
+                repr(self.nugget),
+                "1e-10 for functions known nearly exactly, in double precision; leave it out otherwise",
             )
         object.__setattr__(self, "nugget", float(self.nugget))
         if self.neighbours is None:
@@ -105,9 +114,10 @@ class Grid(Ring):
             else tuple(np.atleast_1d(self.neighbours).tolist())
         )
         if len(found) != D or not all(isinstance(n, int) and n >= 2 for n in found):
-            raise ValueError(
-                f"Grid: expected neighbours to be an integer from 2 on, or one per dimension, got {self.neighbours} "
-                f"for {D} dimension(s): grid.local(kernel) chooses, None means all points"
+            raise expected(
+                "neighbours to be an integer from 2 on, or one per dimension",
+                f"{self.neighbours} for {D} dimension(s)",
+                "grid.local(kernel) chooses, None means all points",
             )
         object.__setattr__(self, "neighbours", found)
 
@@ -139,15 +149,16 @@ class Grid(Ring):
             [-3.] [7.] (20,)
         """
         X = known_numbers("inputs of Grid.around", X)
-        require_inputs("Grid.around", X)
+        require_inputs(X)
         require_finite("inputs of Grid.around", X, "drop or impute the rows with missing values")
         for name, value in [("lengthscale", lengthscale), ("per_lengthscale", per_lengthscale), ("margin", margin)]:
-            require_positive("Grid.around", name, value, "all three are lengths or counts beyond zero")
+            require_positive(name, value, "all three are lengths or counts beyond zero")
         X = X if X.dtype.kind == "f" else X.astype(float)
         if np.shape(lengthscale) not in ((), (1,), X.shape[-1:]):
-            raise ValueError(
-                f"Grid.around: expected lengthscale to be a number or one per column, shape ({X.shape[-1]},), got "
-                f"shape {np.shape(lengthscale)}: inputs have {X.shape[-1]} column(s)"
+            raise expected(
+                f"lengthscale to be a number or one per column, shape ({X.shape[-1]},)",
+                f"shape {np.shape(lengthscale)}",
+                f"inputs have {X.shape[-1]} column(s)",
             )
         scale = np.broadcast_to(np.asarray(lengthscale, X.dtype), X.shape[-1:])
         rows = X.reshape(-1, X.shape[-1])
@@ -178,12 +189,13 @@ class Grid(Ring):
             >>> grid.local(RBF(), tol=1e-3, scaled=True).neighbours > (12,)
             True
         """
-        require_positive("Grid.local", "tol", tol, "try 1e-5")
-        if not is_concrete(kernel, self.low, self.high):
-            raise ValueError(
-                "Grid.local: expected a kernel with known hyperparameters, got traced ones: call it before the program "
-                "is compiled, with the largest lengthscale"
-            )
+        require_positive("tol", tol, "try 1e-5")
+        expect(
+            is_concrete(kernel, self.low, self.high),
+            "a kernel with known hyperparameters",
+            "traced ones",
+            "call it before the program is compiled, with the largest lengthscale",
+        )
         counts = [neighbours(kernel, self, tol, power, self.nugget) for power in ((0.0, 0.5) if scaled else (0.0,))]
         return dataclasses.replace(self, neighbours=tuple(map(max, *counts)) if scaled else counts[0])
 
@@ -194,7 +206,7 @@ class Grid(Ring):
         K = covariance_on_grid(parts)
         M = K.spectrum.shape[-1]
         prior = RingPrior((M,) if outputs is None else (outputs, M), K.spectrum, K.blocks)
-        v, site = whitened_values(f"gp {name!r}", name, prior, "whitened values")
+        v, site = whitened_values(name, prior, "whitened values")
         near: Any = self.neighbours
         ring = Ring(self.low, self.high, self.sizes)
         return RingFunction(kernels, ring, parts, v, outputs, mean, site, near, self.nugget)
@@ -203,9 +215,11 @@ class Grid(Ring):
 def _components(name: str, kernels: Kernels, grid: Grid) -> tuple[Component, ...]:
     per_output = [components(k, len(grid.sizes)) for k in ((kernels,) if isinstance(kernels, Kernel) else kernels)]
     if any(set(found) != set(per_output[0]) for found in per_output):
-        raise ValueError(
-            f"gp {name!r}: expected kernels of all outputs to act on the same columns on a Grid, got "
-            f"{[list(found) for found in per_output]}: open one layer per structure"
+        raise expected(
+            "kernels of all outputs to act on the same columns on a Grid",
+            [list(found) for found in per_output],
+            "open one layer per structure",
+            at=f"gp {name!r}",
         )
     return tuple(
         Component(dims, tuple(RingFeatures.of(found[dims], grid.on(dims), grid.nugget) for found in per_output))

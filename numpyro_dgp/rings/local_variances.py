@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._checks import expect, expected, is_concrete
 from numpyro_dgp._typing import Array
 from numpyro_dgp.rings.circulant import CirculantMatrix
 from numpyro_dgp.rings.pattern import Pattern
@@ -51,11 +51,12 @@ def reach_of(process: CirculantMatrix, noise_variance: Array, pattern: Pattern) 
     Raises:
         ValueError: hyperparameters that are traced.
     """
-    if not is_concrete(process.spectrum, noise_variance):
-        raise ValueError(
-            "RingNormal.posterior: expected known hyperparameters, or reach=, to find the points that a variance "
-            "depends on, got traced ones: posterior(y, reach=...) with some lengthscales in steps of the grid"
-        )
+    expect(
+        is_concrete(process.spectrum, noise_variance),
+        "known hyperparameters, or reach=, to find the points that a variance depends on",
+        "traced ones",
+        "posterior(y, reach=...) with some lengthscales in steps of the grid",
+    )
     # In NumPy, because inside of a compiled program JAX would trace what is known.
     spectrum, noise = np.asarray(process.spectrum, float), np.asarray(noise_variance, float)
     base = noise if noise.ndim == 0 else pattern.size / (1 / noise).sum()  # 1 / s^2 is the mean of 1 / D
@@ -154,10 +155,13 @@ def _windows(sizes: tuple[int, ...], reach: tuple[int, ...], counted: np.ndarray
             row[: counts[i]] = outer[i]
         groups.append((np.stack([inner[i] for i in chosen]), filled))
     if work > _MOST:
-        raise ValueError(
-            f"RingNormal.posterior: expected variances that depend on points nearby, got a reach of {reach} points on "
-            f"either side with up to {counts.max()} unobserved or noisy ones, {work:.1g} multiplications in all: "
-            "posterior_mean(y) has the mean; posterior(y, reach=...) takes fewer points into account"
+        raise expected(
+            "variances that depend on points nearby",
+            (
+                f"a reach of {reach} points on either side with up to {counts.max()} unobserved or noisy "
+                f"ones, {work:.1g} multiplications in all"
+            ),
+            "posterior_mean(y) has the mean; posterior(y, reach=...) takes fewer points into account",
         )
     return groups
 

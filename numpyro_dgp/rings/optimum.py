@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.sparse.linalg import cg
 
-from numpyro_dgp._checks import require_finite, require_noise, require_positive
+from numpyro_dgp._checks import expect, require_finite, require_noise, require_positive
 from numpyro_dgp._data import as_array, as_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.rings.ring_function import RingFunction
@@ -24,19 +24,19 @@ from numpyro_dgp.rings.ring_function import RingFunction
 __all__ = ["optimal_gain", "optimal_mean"]
 
 
-def _checked(function: RingFunction, noise: ArrayLike, owner: str) -> None:
-    if not isinstance(function, RingFunction) or isinstance(function.kernels, tuple):
-        raise ValueError(
-            f"{owner}: expected a function on a dgp.Grid with one kernel, got {type(function).__name__}: call it "
-            "output by output"
-        )
-    require_noise(owner, noise)
+def _checked(function: RingFunction, noise: ArrayLike) -> None:
+    expect(
+        isinstance(function, RingFunction) and not isinstance(function.kernels, tuple),
+        "a function on a dgp.Grid with one kernel",
+        type(function).__name__,
+        "call it output by output",
+    )
+    require_noise(noise)
 
 
-def _rows(function: RingFunction, x: ArrayLike, owner: str) -> Array:
-    rows = function.checked(as_array(f"inputs of {owner}", x))
-    if rows.ndim != 2:
-        raise ValueError(f"{owner}: expected inputs x of shape (N, D), got {rows.shape}: x.reshape(-1, x.shape[-1])")
+def _rows(function: RingFunction, x: ArrayLike) -> Array:
+    rows = function.checked(as_array("inputs", x))
+    expect(rows.ndim == 2, "inputs x of shape (N, D)", rows.shape, "x.reshape(-1, x.shape[-1])")
     return rows
 
 
@@ -69,15 +69,16 @@ def optimal_mean(function: RingFunction, x: ArrayLike, y: ArrayLike, noise: Arra
 
     Source: Tebbutt (2016), algorithms 3.1 and 3.2.
     """
-    _checked(function, noise, "optimal_mean")
-    require_positive("optimal_mean", "tol", tol, "try 1e-10")
-    rows, targets = _rows(function, x, "optimal_mean"), as_numbers("targets of optimal_mean", y)
+    _checked(function, noise)
+    require_positive("tol", tol, "try 1e-10")
+    rows, targets = _rows(function, x), as_numbers("targets of optimal_mean", y)
     shape = (len(rows),) if function.outputs is None else (len(rows), function.outputs)
-    if np.shape(targets) != shape:
-        raise ValueError(
-            f"optimal_mean: expected targets y of shape {shape}, one per input and output, got "
-            f"{np.shape(targets)}: of a function without outputs take y[:, 0], for a column open it with outputs=1"
-        )
+    expect(
+        np.shape(targets) == shape,
+        f"targets y of shape {shape}, one per input and output",
+        np.shape(targets),
+        "of a function without outputs take y[:, 0], for a column open it with outputs=1",
+    )
     require_finite("targets of optimal_mean", targets, "drop the rows with missing values")
     residual = jnp.asarray(targets, rows.dtype) - function.mean_at(rows)
     precision = 1 / jnp.square(jnp.asarray(noise, rows.dtype))
@@ -122,7 +123,7 @@ def optimal_gain(function: RingFunction, x: ArrayLike, noise: ArrayLike) -> Arra
 
     Source: Tebbutt (2016), equation 3.19, whitened. In equations 3.17 and 3.18 the inverse spectrum is there twice.
     """
-    _checked(function, noise, "optimal_gain")
-    rows = _rows(function, x, "optimal_gain")
+    _checked(function, noise)
+    rows = _rows(function, x)
     power = jnp.concatenate([part.features[0].power(part.columns(rows)) for part in function.parts])  # sum_n |A_nk|^2
     return 1 / jnp.sqrt(1 + power / jnp.square(jnp.asarray(noise, rows.dtype)))

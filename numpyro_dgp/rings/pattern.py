@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_dgp._checks import is_concrete, require_count, require_positive
+from numpyro_dgp._checks import expect, expected, is_concrete, require_count, require_positive
 from numpyro_dgp._repr import brief
 from numpyro_dgp.rings.spectra import Ring, require_ring
 
@@ -44,29 +44,34 @@ class Pattern:
         Raises:
             ValueError: what is not a ring; a mask that is traced, of another shape, or that marks no point.
         """
-        require_ring("RingNormal", ring)
+        require_ring(ring)
         size = math.prod(ring.sizes)
         if observed is None:
             return cls(np.ones(size, bool), ring.sizes)
-        if not is_concrete(observed):
-            raise ValueError(
-                "RingNormal: expected observed to be known when the program is compiled, got a traced array: make the "
-                "mask outside of the program, and do not pass it as an argument of the model"
-            )
+        expect(
+            is_concrete(observed),
+            "observed to be known when the program is compiled",
+            "a traced array",
+            "make the mask outside of the program, and do not pass it as an argument of the model",
+        )
         given = np.asarray(observed)
         binary = given.dtype == bool or (given.dtype.kind in "iuf" and np.isin(given, (0, 1)).all())
         if given.shape not in ((size,), ring.sizes) or not binary:
             shapes = f"({size},)" if len(ring.sizes) == 1 else f"({size},) or {ring.sizes}"
-            raise ValueError(
-                f"RingNormal: expected observed to be a mask of shape {shapes}, True where a grid point has a value, "
-                f"got {given.dtype} of shape {given.shape}: of indices make one, mask = np.zeros({size}, bool); "
-                "mask[indices] = True; dgp.rings.regular(x, margin) makes it for a series"
+            raise expected(
+                f"observed to be a mask of shape {shapes}, True where a grid point has a value",
+                f"{given.dtype} of shape {given.shape}",
+                (
+                    f"of indices make one, mask = np.zeros({size}, bool); mask[indices] = True; "
+                    "dgp.rings.regular(x, margin) makes it for a series"
+                ),
             )
-        if not given.any():
-            raise ValueError(
-                f"RingNormal: expected observed to mark some of the {size} grid points, got none marked: "
-                "dgp.rings.regular(x, margin) makes it for a series"
-            )
+        expect(
+            given.any(),
+            f"observed to mark some of the {size} grid points",
+            "none marked",
+            "dgp.rings.regular(x, margin) makes it for a series",
+        )
         return cls(given.astype(bool).reshape(-1), ring.sizes)
 
     def __eq__(self, other: object) -> bool:
@@ -143,17 +148,15 @@ class Solver:
 
     def __post_init__(self) -> None:
         for name, hint in (("probes", "8"), ("steps", "60"), ("maxiter", "1000")):
-            require_count("Solver", name, getattr(self, name), hint)
+            require_count(name, getattr(self, name), hint)
         if type(self.exact) is not int or self.exact < 0:
-            raise ValueError(
-                f"Solver: expected exact to be an integer of at least zero, got {self.exact!r}: 0 estimates whatever "
-                "is not circulant, 3000 is the default"
+            raise expected(
+                "exact to be an integer of at least zero",
+                repr(self.exact),
+                "0 estimates whatever is not circulant, 3000 is the default",
             )
         if self.probes < 2:
-            raise ValueError(
-                f"Solver: expected probes to be at least 2, got {self.probes}: their scatter is the error of the "
-                "log determinant"
-            )
-        require_positive("Solver", "tol", self.tol, "try 1e-8")
+            raise expected("probes to be at least 2", self.probes, "their scatter is the error of the log determinant")
+        require_positive("tol", self.tol, "try 1e-8")
         if type(self.seed) is not int:
-            raise ValueError(f"Solver: expected seed to be an integer, got {self.seed!r}: try 0")
+            raise expected("seed to be an integer", repr(self.seed), "try 0")

@@ -32,6 +32,7 @@ from typing import Any
 import jax.numpy as jnp
 from numpyro.distributions import kl_divergence
 
+from numpyro_dgp._checks import expected
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.weights import Belief, InducingPrior
 from numpyro_dgp.math.gaussians import log_density
@@ -45,14 +46,17 @@ __all__ = ["RingBelief", "RingPrior", "require_room"]
 _MOST_NUMBERS = 2**31
 
 
-def require_room(owner: str, what: str, *sizes: int) -> None:
+def require_room(what: str, *sizes: int) -> None:
     """Raise where an array over all grid points would be too large: the families that need none are named."""
     if math.prod(sizes) > _MOST_NUMBERS:
-        raise ValueError(
-            f"{owner}: expected a grid small enough for {what}, got {' x '.join(map(str, sizes))} numbers: on a grid "
-            "with neighbours, grid.local(kernel), the rules Circulant() (data everywhere), WhitenedSites() (data with "
-            "gaps) and ScaledCirculant() of InducingPoint need no such array for f(x), which also takes the place of "
-            "f.joint(x) and of draws of functions"
+        raise expected(
+            f"a grid small enough for {what}",
+            f"{' x '.join(map(str, sizes))} numbers",
+            (
+                "on a grid with neighbours, grid.local(kernel), the rules Circulant() (data everywhere), "
+                "WhitenedSites() (data with gaps) and ScaledCirculant() of InducingPoint need no such array "
+                "for f(x), which also takes the place of f.joint(x) and of draws of functions"
+            ),
         )
 
 
@@ -199,7 +203,7 @@ class RingBelief(Belief):
     def squared_norm(self) -> Array:
         r""":math:`\mathrm{tr}(R R^\top)`, shape (P,) or (): O(M log M), or O(M^2 log M) where there is an ``inner``."""
         if self.inner is not None:
-            require_room("rule ScaledProduct", "its divergence", *2 * self.loc.shape[-1:])
+            require_room("its divergence", *2 * self.loc.shape[-1:])
             return self.variance.sum(-1)
         p, q = self.powers
         # tr(R R') = tr(C_l Gamma_2 C_r Gamma_2), C_l = H Lambda^-2p H, C_r = H diag(g^2 lambda^2q) H;

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import is_concrete, kept, violated
+from numpyro_dgp._checks import expected, is_concrete, kept, violated
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.random_function import Moments
@@ -105,9 +105,11 @@ class RingFunction(InducedFunction):
         if violated(_is_between, known, self.ring.low, self.ring.high):
             low, high = np.asarray(self.ring.low), np.asarray(self.ring.high)
             outside = ~_is_between(np.asarray(known), low, high)
-            raise ValueError(
-                f"f(x): expected inputs on the ring, from {low} to {high}, got {int(outside.sum())} outside, for "
-                f"example {np.asarray(known)[outside][0]}: make the Grid longer, dgp.Grid.around(X, lengthscale)"
+            raise expected(
+                f"inputs on the ring, from {low} to {high}",
+                f"{int(outside.sum())} outside, for example {np.asarray(known)[outside][0]}",
+                "make the Grid longer, dgp.Grid.around(X, lengthscale)",
+                at="f(x)",
             )
         return kept(_is_between, x, self.ring.low, self.ring.high)
 
@@ -153,7 +155,7 @@ class RingFunction(InducedFunction):
 
     def features(self, rows: Array) -> Array:
         if self.neighbours is not None:
-            require_room(f"layer {self.site!r}", "values that depend on all grid points", len(rows), self.size)
+            require_room("values that depend on all grid points", len(rows), self.size)
         return jnp.concatenate(
             [self._stack(f.whitened(part.columns(rows)) for f in part.features) for part in self.parts], -1
         )

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import kl_divergence
 
-from numpyro_dgp._checks import require_count, require_noise, require_positive
+from numpyro_dgp._checks import expect, expected, require_count, require_noise, require_positive
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.kernels import Kernel, as_kernel
@@ -97,16 +97,17 @@ class RingNormal(DrawnFromWhite):
         solver: Solver | None = None,
     ) -> None:
         self.pattern = Pattern.of(ring, observed)
-        if not isinstance(solver, Solver | None):
-            raise ValueError(
-                f"RingNormal: expected solver to be a dgp.rings.Solver, got {type(solver).__name__}: "
-                "dgp.rings.Solver(probes=32)"
-            )
+        expect(
+            isinstance(solver, Solver | None),
+            "solver to be a dgp.rings.Solver",
+            type(solver).__name__,
+            "dgp.rings.Solver(probes=32)",
+        )
         self.solver, self.noisy = solver or Solver(), noise is not None
         if noise is not None and np.ndim(noise):
-            require_positive("RingNormal", "noise", self.one_per_place("noise", noise, len(self.present)))
+            require_positive("noise", self.one_per_place("noise", noise, len(self.present)))
         elif noise is not None:
-            require_noise("RingNormal", noise)
+            require_noise(noise)
         values = spectrum(as_kernel(kernel), ring)
         # the mean of lambda is k(0)
         nugget = jitter(values.dtype, 100) * values.mean() if noise is None else jnp.square(jnp.asarray(noise))
@@ -213,7 +214,7 @@ class RingNormal(DrawnFromWhite):
         Source: Tebbutt (2016), equations 1.47 and 1.48 (its factor 1/N is that of the transform).
         """
         if reach is not None:
-            require_count("RingNormal.posterior", "reach", reach, "some lengthscales in steps of the grid")
+            require_count("reach", reach, "some lengthscales in steps of the grid")
         embedded, covariance = self._embed(self._residual(value)), self._covariance()
         if isinstance(covariance, ManyGaps | UnevenNoise):
             return self.posterior_mean(value), self._local_variance(reach)
@@ -235,7 +236,7 @@ class RingNormal(DrawnFromWhite):
             ValueError: observations that are not one finite number per observed point, ``tol`` that is not positive.
         """
         tol = self.solver.tol if tol is None else tol
-        require_positive("RingNormal.posterior_mean", "tol", tol, "try 1e-8")
+        require_positive("tol", tol, "try 1e-8")
         embedded = self._embed(self._residual(value))
         if self.has_even_noise and not len(self.missing):
             return self.process.apply(self.total.solve(embedded))  # C (C + s^2 I)^-1 b
@@ -253,10 +254,13 @@ class RingNormal(DrawnFromWhite):
         if self.solver.exact >= N:
             return FewValues.of(self.process, self.noise_variance, pattern)
         if not self.noisy:
-            raise ValueError(
-                f"RingNormal: expected noise, or at most {self.solver.exact} gaps or values, got noise=None with {N} "
-                f"values and {gaps} gaps, whose systems are singular: give the process a small noise, 1e-2 of its "
-                "standard deviation, or put dgp.for_mcmc around the program, which needs no density of it"
+            raise expected(
+                f"noise, or at most {self.solver.exact} gaps or values",
+                f"noise=None with {N} values and {gaps} gaps, whose systems are singular",
+                (
+                    "give the process a small noise, 1e-2 of its standard deviation, or put dgp.for_mcmc around "
+                    "the program, which needs no density of it"
+                ),
             )
         if not self.has_even_noise:
             return UnevenNoise.of(self.process, self.noise_variance, pattern, self.solver)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.fft import next_fast_len
 
-from numpyro_dgp._checks import is_concrete, require_finite
+from numpyro_dgp._checks import expect, expected, is_concrete, require_finite
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.kernels import Kernel, as_kernel
@@ -62,17 +62,19 @@ def regular(x: ArrayLike, margin: ArrayLike) -> tuple[Ring, np.ndarray]:
     require_finite("inputs of rings.regular", x, "drop missing rows: a gap in the inputs is a missing observation")
     D = x.shape[1] if x.ndim == 2 else 1
     if isinstance(margin, bool | str) or np.shape(margin) not in ((), (D,)) or not _are_lengths(margin):
-        raise ValueError(
-            f"rings.regular: expected margin to be a finite number of at least zero, got {margin}: try six "
-            "lengthscales, or 0.0 for a process that is periodic itself"
+        raise expected(
+            "margin to be a finite number of at least zero",
+            margin,
+            "try six lengthscales, or 0.0 for a process that is periodic itself",
         )
     margins = np.broadcast_to(np.asarray(margin, float), (D,))
     if x.ndim == 2 and D in (2, 3):
         return _product(x.astype(float), margins)
     if x.ndim != 1 or len(x) < 2 or not (np.diff(x) > 0).all():
-        raise ValueError(
-            f"rings.regular: expected inputs (N,) in increasing order, got shape {x.shape}: "
-            + (_COLUMNS[x.shape[1] > 1] if x.ndim == 2 else "sort them first, without repeated inputs")
+        raise expected(
+            "inputs (N,) in increasing order",
+            f"shape {x.shape}",
+            f"{(_COLUMNS[x.shape[1] > 1] if x.ndim == 2 else 'sort them first, without repeated inputs')}",
         )
     index, step = _axis(x.astype(float), _MOST_GAPS)
     least = _least(index, step, margins[0])
@@ -93,16 +95,13 @@ def _product(x: np.ndarray, margins: np.ndarray) -> tuple[Ring, np.ndarray]:
     """The torus of rows (N, D) on a product grid."""
     columns = [np.unique(column) for column in x.T]
     for d, column in enumerate(columns):
-        if len(column) < 2:
-            raise ValueError(
-                f"rings.regular: expected several values in every column, got one in column {d}: leave it out"
-            )
+        expect(len(column) >= 2, "several values in every column", f"one in column {d}", "leave it out")
     points = math.prod(len(column) for column in columns)
     if points > max(_MOST_GAPS, 9 * len(x)):
-        raise ValueError(
-            f"rings.regular: expected rows on a product grid, got {len(x)} rows with "
-            f"{' x '.join(str(len(column)) for column in columns)} different values: use dgp.gp with dgp.Grid, whose "
-            "data may lie anywhere"
+        raise expected(
+            "rows on a product grid",
+            f"{len(x)} rows with {' x '.join(str(len(column)) for column in columns)} different values",
+            "use dgp.gp with dgp.Grid, whose data may lie anywhere",
         )
     axes = [_axis(column, 9 * len(column)) for column in columns]
     index = tuple(i[np.searchsorted(c, v)] for (i, _), c, v in zip(axes, columns, x.T, strict=True))
@@ -111,11 +110,12 @@ def _product(x: np.ndarray, margins: np.ndarray) -> tuple[Ring, np.ndarray]:
         least = _least(i, step, margin)
         sizes.append(_fast_size(least, int(i[-1]) + 1, 0) if margin > 0 else least)
     flat = np.ravel_multi_index(index, sizes)
-    if not (np.diff(flat) > 0).all():
-        raise ValueError(
-            "rings.regular: expected rows in order, by the first column, then by the second, without repeated rows, "
-            "got others: order = np.lexsort(x.T[::-1]); x, y = x[order], y[order]"
-        )
+    expect(
+        (np.diff(flat) > 0).all(),
+        "rows in order, by the first column, then by the second, without repeated rows",
+        "others",
+        "order = np.lexsort(x.T[::-1]); x, y = x[order], y[order]",
+    )
     observed = np.zeros(math.prod(sizes), bool)
     observed[flat] = True
     low = np.array([column[0] for column in columns])
@@ -128,19 +128,25 @@ def _axis(x: np.ndarray, most_gaps: int) -> tuple[np.ndarray, float]:
     spacings = np.diff(x)
     steps = (x[-1] - x[0]) / spacings.min()
     if steps - len(x) > max(most_gaps, 9 * len(x)):
-        raise ValueError(
-            f"rings.regular: expected inputs on a regular grid, got a smallest spacing of {spacings.min():.4g} (the "
-            f"median is {np.median(spacings):.4g}), which makes {steps + 1:.7g} points with {len(x)} observations: use "
-            "dgp.gp with dgp.Grid, whose data may lie anywhere, or round the inputs to a coarser grid"
+        raise expected(
+            "inputs on a regular grid",
+            (
+                f"a smallest spacing of {spacings.min():.4g} (the median is {np.median(spacings):.4g}), which "
+                f"makes {steps + 1:.7g} points with {len(x)} observations"
+            ),
+            "use dgp.gp with dgp.Grid, whose data may lie anywhere, or round the inputs to a coarser grid",
         )
     index = np.rint((x - x[0]) / spacings.min()).astype(int)
     step = (x[-1] - x[0]) / index[-1]  # from the ends: less rounding than in one spacing
     off = np.abs((x - x[0]) / step - index).max()
     if off > 0.01:
-        raise ValueError(
-            f"rings.regular: expected inputs on a regular grid, got one {off:.2g} of a step {step:.4g} away from it "
-            f"(spacings from {spacings.min():.4g} to {spacings.max():.4g}): use dgp.gp with dgp.Grid, whose data may "
-            "lie anywhere"
+        raise expected(
+            "inputs on a regular grid",
+            (
+                f"one {off:.2g} of a step {step:.4g} away from it (spacings from {spacings.min():.4g} to "
+                f"{spacings.max():.4g})"
+            ),
+            "use dgp.gp with dgp.Grid, whose data may lie anywhere",
         )
     return index, step
 
@@ -148,9 +154,10 @@ def _axis(x: np.ndarray, most_gaps: int) -> tuple[np.ndarray, float]:
 def _least(index: np.ndarray, step: float, margin: float) -> int:
     """Points from the first to the last observation and in a margin."""
     if margin / step > MAX_SIZE - index[-1] - 1:
-        raise ValueError(
-            f"rings.regular: expected a margin that leaves the ring at most {MAX_SIZE} points, got {margin} with steps "
-            f"of {step:.4g}: six lengthscales are enough, in units of x"
+        raise expected(
+            f"a margin that leaves the ring at most {MAX_SIZE} points",
+            f"{margin} with steps of {step:.4g}",
+            "six lengthscales are enough, in units of x",
         )
     return int(index[-1]) + 1 + math.ceil(margin / step - 1e-6)  # 12 * 0.1 makes 12 steps despite rounding
 
@@ -203,15 +210,18 @@ def wraparound(kernel: Kernel, ring: Ring, span: ArrayLike) -> Array:
         >>> bool(wraparound(RBF(), Ring(0.0, 16.0, 32), 10.0) < 2e-8)
         True
     """
-    require_ring("rings.wraparound", ring)
+    require_ring(ring)
     kernel, D = as_kernel(kernel), len(ring.sizes)
     require_finite("span of rings.wraparound", span, "the range of the data, x.max() - x.min()")
     inside = not is_concrete(span, ring.length) or bool(np.all((np.asarray(span) >= 0) & (span <= ring.length)))
     if np.shape(span) not in ((), (D,)) or not inside:
-        raise ValueError(
-            f"rings.wraparound: expected span to be a number or one per dimension, shape ({D},), between zero and the "
-            f"length {np.asarray(ring.length) if is_concrete(ring.length) else ''} of the ring, got {span}: it is the "
-            "range of the data, x.max() - x.min(); a ring must be longer"
+        raise expected(
+            (
+                f"span to be a number or one per dimension, shape ({D},), between zero and the length "
+                f"{(np.asarray(ring.length) if is_concrete(ring.length) else '')} of the ring"
+            ),
+            span,
+            "it is the range of the data, x.max() - x.min(); a ring must be longer",
         )
     reach = jnp.broadcast_to(jnp.asarray(span, ring.dtype), (D,))
     # Differences of 0 or the whole span in each dimension: the nearest to their images.

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import require_finite, violated
+from numpyro_dgp._checks import expect, expected, require_finite, violated
 from numpyro_dgp._data import own_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.kernels.base import Constant, Kernel, Product, as_kernel, expand
@@ -84,36 +84,39 @@ class Ring:
 
     def __post_init__(self) -> None:
         sizes = (self.size,) if isinstance(self.size, int) else tuple(np.atleast_1d(self.size).tolist())
-        owner = type(self).__name__
-        if not 1 <= len(sizes) <= 3 or not all(isinstance(m, int) and 2 <= m <= MAX_SIZE for m in sizes):
-            raise ValueError(
-                f"{owner}: expected size to be one, two or three integers from 2 to {MAX_SIZE}, got {self.size}: "
-                "more input columns need an additive kernel, k.on(0) + k.on(1) + ..., or dgp.Points"
-            )
+        expect(
+            1 <= len(sizes) <= 3 and all(isinstance(m, int) and 2 <= m <= MAX_SIZE for m in sizes),
+            f"size to be one, two or three integers from 2 to {MAX_SIZE}",
+            self.size,
+            "more input columns need an additive kernel, k.on(0) + k.on(1) + ..., or dgp.Points",
+        )
         for name in ("low", "high"):
             if not isinstance(getattr(self, name), int | float):
-                object.__setattr__(self, name, own_numbers(f"{name} of {owner}", getattr(self, name)))
+                object.__setattr__(self, name, own_numbers(name, getattr(self, name)))
             if np.shape(getattr(self, name)) not in ((), (len(sizes),)):
-                raise ValueError(
-                    f"{owner}: expected {name} to be a number or one per dimension, shape ({len(sizes)},), got shape "
-                    f"{np.shape(getattr(self, name))}: size = {self.size} has {len(sizes)} dimension(s)"
+                raise expected(
+                    f"{name} to be a number or one per dimension, shape ({len(sizes)},)",
+                    f"shape {np.shape(getattr(self, name))}",
+                    f"size = {self.size} has {len(sizes)} dimension(s)",
                 )
-            require_finite(f"{name} of {owner}", getattr(self, name), "give finite ends of the ring")
+            require_finite(name, getattr(self, name), "give finite ends of the ring")
         if violated(lambda low, high: low < high, self.low, self.high):
-            raise ValueError(
-                f"{owner}: expected low < high, got {self.low} and {self.high}: leave room for the data and six "
-                "lengthscales between their two ends"
+            raise expected(
+                "low < high",
+                f"{self.low} and {self.high}",
+                "leave room for the data and six lengthscales between their two ends",
             )
         object.__setattr__(self, "size", sizes)
-        self._require_resolution(owner)
+        self._require_resolution()
 
-    def _require_resolution(self, owner: str) -> None:
+    def _require_resolution(self) -> None:
         if violated(self._is_resolved, self.low, self.high):
             low, high = (np.asarray(end, float) for end in (self.low, self.high))
             step = (high - low) / np.array(self.sizes)
-            raise ValueError(
-                f"{owner}: expected ends whose steps {self.dtype} resolves, got {low} to {high} with steps of {step}: "
-                "subtract the first input from low, high and all inputs, in double precision"
+            raise expected(
+                f"ends whose steps {self.dtype} resolves",
+                f"{low} to {high} with steps of {step}",
+                "subtract the first input from low, high and all inputs, in double precision",
             )
 
     def _is_resolved(self, low: Any, high: Any) -> Any:
@@ -172,9 +175,10 @@ def components(kernel: Kernel, dims: int) -> dict[tuple[int, ...], Kernel]:
         shared = seen.pop() if len(seen) == 1 else None
         columns = tuple(range(dims)) if shared is None else shared
         if max(columns) >= dims:
-            raise ValueError(
-                f"expected a kernel on columns 0 to {dims - 1} of a ring with {dims} dimension(s), got .on{columns}: "
-                "columns are counted from 0"
+            raise expected(
+                f"a kernel on columns 0 to {dims - 1} of a ring with {dims} dimension(s)",
+                f".on{columns}",
+                "columns are counted from 0",
             )
         term = _term(summand, shared)
         found[columns] = found[columns] + term if columns in found else term
@@ -235,12 +239,9 @@ def spectral_mass(kernel: Kernel, ring: Ring, multiples: Array) -> Array:
     return as_kernel(kernel).cast(omega.dtype).spectral_density(omega) / jnp.prod(ring.length)
 
 
-def require_ring(owner: str, ring: Any) -> None:
+def require_ring(ring: Any) -> None:
     """Raise unless ``ring`` is a :class:`Ring`."""
-    if not isinstance(ring, Ring):
-        raise ValueError(
-            f"{owner}: expected a dgp.rings.Ring, got {type(ring).__name__}: dgp.rings.regular(x, margin) makes one"
-        )
+    expect(isinstance(ring, Ring), "a dgp.rings.Ring", type(ring).__name__, "dgp.rings.regular(x, margin) makes one")
 
 
 def spectrum(kernel: Kernel, ring: Ring) -> Array:

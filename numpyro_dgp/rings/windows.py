@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.fft import next_fast_len
 
-from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._checks import expected, is_concrete
 from numpyro_dgp._typing import Array, pytree
 from numpyro_dgp.kernels import Kernel, as_kernel
 from numpyro_dgp.math.linalg import matmul
@@ -114,11 +114,14 @@ class Window:
             if not is_concrete(outer):
                 scale = jnp.where(outer > _TOO_SHORT**2, jnp.nan, scale)
             elif outer > _TOO_SHORT**2:
-                raise ValueError(
-                    f"expected the neighbours of a dgp.Grid to reach as far as its kernel, got {self.sizes} with "
-                    f"{100 * math.sqrt(outer):.2g} % of the weights in their outer quarter: grid.local(kernel), with "
-                    "the largest lengthscale that a fit may reach, takes enough (bound it by a prior or constraint); "
-                    "grid.local(kernel, scaled=True) for rules that scale values on the grid"
+                raise expected(
+                    "the neighbours of a dgp.Grid to reach as far as its kernel",
+                    f"{self.sizes} with {100 * math.sqrt(outer):.2g} % of the weights in their outer quarter",
+                    (
+                        "grid.local(kernel), with the largest lengthscale that a fit may reach, takes enough (bound "
+                        "it by a prior or constraint); grid.local(kernel, scaled=True) for rules that scale values "
+                        "on the grid"
+                    ),
                 )
         return hartley(self.rows * scale, (self.sizes,))  # H Lambda^-p A', as A' = Lambda^-1/2 H k(Z, x)
 

@@ -24,7 +24,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from numpyro_dgp import guides, kernels
-from numpyro_dgp._checks import nearest, require_count, require_squares
+from numpyro_dgp._checks import expect, expected, nearest, require_count, require_squares
 from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.layer_starts import Standardizer
@@ -158,10 +158,9 @@ class DeepGPEstimator(BaseEstimator):
 
     def _fit(self, X: np.ndarray, y: Array, outcome: Outcome, weights: np.ndarray | None) -> None:
         """Fit to inputs (N, D) in their own units and observations in those of the program."""
-        owner = type(self).__name__
-        self._require_settings(owner)
-        kernel = _named(owner, "kernel", self.kernel, kernels, _takes_lengthscales)
-        guide = _named(owner, "guide", self.guide, guides, _is_guide)
+        self._require_settings()
+        kernel = _named("kernel", self.kernel, kernels, _takes_lengthscales)
+        guide = _named("guide", self.guide, guides, _is_guide)
         start, fit, draws = check_random_state(self.random_state).randint(np.iinfo(np.int32).max, size=3).tolist()
         self.units_X_ = Standardizer.fit(X, weights=weights)
         inputs = self.units_X_(X)
@@ -205,10 +204,10 @@ class DeepGPEstimator(BaseEstimator):
             return X, y, None
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
         if not (weights >= 0).all() or (weights > 0).sum() < 2:
-            raise ValueError(
-                f"{type(self).__name__}.fit: expected sample_weight that is not negative, and positive for two rows at "
-                f"least, got {(weights < 0).sum()} negative and {(weights > 0).sum()} positive: a weight is how many "
-                "times a row counts"
+            raise expected(
+                "sample_weight that is not negative, and positive for two rows at least",
+                f"{(weights < 0).sum()} negative and {(weights > 0).sum()} positive",
+                "a weight is how many times a row counts",
             )
         kept = weights > 0
         return X[kept], y[kept], weights[kept]
@@ -229,14 +228,18 @@ class DeepGPEstimator(BaseEstimator):
         require_squares("X, standardised as in the fit,", inputs)
         return inputs
 
-    def _require_settings(self, owner: str) -> None:
+    def _require_settings(self) -> None:
         counts = {"layers": "2", "batch_size": "1000", "num_samples": "100"}
         counts |= {name: f"{name}=None" for name in ("num_inducing", "num_steps") if getattr(self, name) is not None}
         for name, hint in counts.items():
-            require_count(owner, name, getattr(self, name), hint)
+            require_count(name, getattr(self, name), hint)
         rate = self.learning_rate
-        if not isinstance(rate, int | float | np.number) or not 0 < rate < np.inf:
-            raise ValueError(f"{owner}: expected a positive learning_rate, got {rate!r}: try 0.05")
+        expect(
+            isinstance(rate, int | float | np.number) and 0 < rate < np.inf,
+            "a positive learning_rate",
+            repr(rate),
+            "try 0.05",
+        )
 
 
 def _is_guide(value: Any) -> bool:
@@ -253,13 +256,14 @@ def _needs(value: Callable[..., Any]) -> set[str]:
     return {p.name for p in given if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
-def _named(owner: str, name: str, value: Any, module: Any, fits: Callable[[Any], bool]) -> Callable[..., Any]:
+def _named(name: str, value: Any, module: Any, fits: Callable[[Any], bool]) -> Callable[..., Any]:
     """What a setting means: a function is itself, and a text the name of one in a module."""
     if isinstance(value, Kernel | Guide):
         made = type(value).__name__
-        raise ValueError(
-            f"{owner}: expected {name} to be the name of one, or a function that makes it, got a {made} that is made "
-            f"already, which has no program or hyperparameters of this fit: {name}={made!r}"
+        raise expected(
+            f"{name} to be the name of one, or a function that makes it",
+            f"a {made} that is made already, which has no program or hyperparameters of this fit",
+            f"{name}={made!r}",
         )
     if callable(value):
         return value
@@ -267,5 +271,5 @@ def _named(owner: str, name: str, value: Any, module: Any, fits: Callable[[Any],
     if value not in names:
         near = nearest(value, names) if isinstance(value, str) else None
         hint = f"{name}={near!r}" if near else f"or a function, as dgp.{name}s has them"
-        raise ValueError(f"{owner}: expected {name} to be one of {', '.join(names)}, got {value!r}: {hint}")
+        raise expected(f"{name} to be one of {', '.join(names)}", repr(value), hint)
     return getattr(module, value)

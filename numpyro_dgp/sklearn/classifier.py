@@ -10,6 +10,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d, validate_data
 
+from numpyro_dgp._checks import expected
 from numpyro_dgp.sklearn.base_estimator import DeepGPEstimator
 from numpyro_dgp.sklearn.layered_program import BernoulliOutcome, CategoricalOutcome
 
@@ -80,9 +81,8 @@ class DeepGPClassifier(ClassifierMixin, DeepGPEstimator):
         X, y, weights = self._counted(X, y, sample_weight)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(
-                f"DeepGPClassifier: expected at least two classes, got one class, {self.classes_.tolist()}: give rows "
-                "of another class too"
+            raise expected(
+                "at least two classes", f"one class, {self.classes_.tolist()}", "give rows of another class too"
             )
         outcome = BernoulliOutcome() if len(self.classes_) == 2 else CategoricalOutcome(len(self.classes_))
         self._fit(X, jnp.asarray(labels), outcome, weights)

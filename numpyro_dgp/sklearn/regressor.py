@@ -12,7 +12,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, validate_data
 
-from numpyro_dgp._checks import require_count, require_levels
+from numpyro_dgp._checks import expect, expected, require_count, require_levels
 from numpyro_dgp.functions.layer_starts import Standardizer
 from numpyro_dgp.sklearn.base_estimator import DeepGPEstimator
 from numpyro_dgp.sklearn.layered_program import NormalOutcome, StudentTOutcome
@@ -120,9 +120,10 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
         """
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2)
         if not isinstance(self.likelihood, str) or self.likelihood not in _LIKELIHOODS:
-            raise ValueError(
-                f"DeepGPRegressor: expected likelihood to be one of {', '.join(_LIKELIHOODS)}, got "
-                f"{self.likelihood!r}: student-t for data with outliers"
+            raise expected(
+                f"likelihood to be one of {', '.join(_LIKELIHOODS)}",
+                repr(self.likelihood),
+                "student-t for data with outliers",
             )
         X, y, weights = self._counted(X, np.asarray(y, float), sample_weight)
         self._tail = y.shape[1:]
@@ -166,12 +167,13 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
             ValueError: no levels, a table of them, or levels that are not between 0 and 1; as :meth:`predict`.
         """
         inputs, levels = self._inputs(X), np.atleast_1d(q)
-        if levels.ndim > 1 or not levels.size:
-            raise ValueError(
-                f"DeepGPRegressor.predict_quantiles: expected q to be a level or a list of levels, got shape "
-                f"{np.shape(q)}: try q=[0.05, 0.95]"
-            )
-        require_levels("DeepGPRegressor.predict_quantiles", levels)
+        expect(
+            levels.ndim <= 1 and levels.size,
+            "q to be a level or a list of levels",
+            f"shape {np.shape(q)}",
+            "try q=[0.05, 0.95]",
+        )
+        require_levels(levels)
         found = self._predictions.quantile(inputs, tuple(levels.tolist()))
         return np.stack([self._own_shape(self.units_y_.inverse(row)) for row in found])
 
@@ -188,9 +190,10 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
         inputs = self._inputs(X)
         own = np.shape(self.units_y_.loc)
         if np.shape(y) not in [(len(inputs), *tail) for tail in ([own] if own else [(), (1,)])]:
-            raise ValueError(
-                f"DeepGPRegressor.log_density: expected y of shape {(len(inputs), *own)}, a row for every row of X "
-                f"with the outputs of the fit, got shape {np.shape(y)}: give y as in fit(X, y), at these rows"
+            raise expected(
+                f"y of shape {(len(inputs), *own)}, a row for every row of X with the outputs of the fit",
+                f"shape {np.shape(y)}",
+                "give y as in fit(X, y), at these rows",
             )
         given = check_array(y, ensure_2d=False, dtype=np.float64)
         units = np.log(np.asarray(self.units_y_.scale, float)).sum()
@@ -215,7 +218,7 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
             ValueError: as :meth:`predict`, or a number of draws that is none.
         """
         inputs = self._inputs(X)
-        require_count("DeepGPRegressor.sample_y", "n_samples", n_samples, "10")
+        require_count("n_samples", n_samples, "10")
         key = jax.random.key(check_random_state(random_state).randint(np.iinfo(np.int32).max))
         function_key, settings_key, noise_key = jax.random.split(key, 3)
         functions = self.posterior_.using(num_samples=n_samples).functions(function_key)(inputs)["y"]

@@ -188,7 +188,7 @@ WRONG = [
     Wrong(
         "targets in thousands",
         lambda: fit(None, KEY, 1, X, 5000.0 * Y),
-        r"whose first loss is .* for 12 observations: the values of array 2 are not in standard units",
+        r"first loss is .* for 12 observations, and the values of array 2 are not in standard units",
         UserWarning,
     ),
     Wrong(

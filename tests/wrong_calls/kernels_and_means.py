@@ -30,32 +30,36 @@ WRONG = [
         Wrong(f"{kernel.__name__}: {what}", lambda kernel=kernel, value=value: kernel(value), match)
         for kernel in [*SINGLE, K.Constant]
         for what, value, match in [
-            ("negative", -1.0, f"variance of {kernel.__name__} to be positive, got -1.0"),
-            ("NaN", jnp.nan, f"variance of {kernel.__name__} to be positive, got nan"),
-            ("words", "a", f"variance of {kernel.__name__} to be a positive number, got str"),
-            ("nothing", None, f"variance of {kernel.__name__} to be a positive number, got NoneType"),
-            ("complex", 1j, f"variance of {kernel.__name__} to be a positive number, got complex"),
-            ("a vector", jnp.ones(2), f"variance of {kernel.__name__} to be a single number"),
+            ("negative", -1.0, f"{kernel.__name__}: expected variance to be positive, got -1.0"),
+            ("NaN", jnp.nan, f"{kernel.__name__}: expected variance to be positive, got nan"),
+            ("words", "a", f"{kernel.__name__}: expected variance to be a positive number, got str"),
+            ("nothing", None, f"{kernel.__name__}: expected variance to be a positive number, got NoneType"),
+            ("complex", 1j, f"{kernel.__name__}: expected variance to be a positive number, got complex"),
+            ("a vector", jnp.ones(2), f"{kernel.__name__}: expected variance to be a single number"),
         ]
     ),
     *(
         Wrong(
-            f"{kernel.__name__}: no lengthscale", lambda kernel=kernel: kernel(1.0, 0.0), "lengthscale of .* positive"
+            f"{kernel.__name__}: no lengthscale", lambda kernel=kernel: kernel(1.0, 0.0), "lengthscale to be positive"
         )
         for kernel in SINGLE[:7]
     ),
-    Wrong("complex lengthscale", lambda: RBF(1.0, 1j * jnp.ones(1)), "lengthscale of RBF to be a positive .*complex"),
+    Wrong(
+        "complex lengthscale",
+        lambda: RBF(1.0, 1j * jnp.ones(1)),
+        "RBF: expected lengthscale to be a positive .*complex",
+    ),
     Wrong(
         "complex lengthscale while tracing",
         lambda: jax.eval_shape(lambda ls: RBF(1.0, ls)(X, X), 1j * jnp.ones(1)),
-        "lengthscale of RBF to be a positive number, got complex",
+        "RBF: expected lengthscale to be a positive number, got complex",
     ),
-    Wrong("complex period", lambda: K.Periodic(1.0, 1.0, 1j), "period of Periodic to be a positive .*complex"),
+    Wrong("complex period", lambda: K.Periodic(1.0, 1.0, 1j), "Periodic: expected period to be a positive .*complex"),
     Wrong("many negative", lambda: RBF(1.0, -jnp.ones(50)), r"positive, got -1.0 in an array of shape \(50,\)"),
-    Wrong("a vector of inputs", lambda: RBF()(X[:, 0], X), r"kernel RBF: expected inputs of shape \(..., N, D\)"),
+    Wrong("a vector of inputs", lambda: RBF()(X[:, 0], X), r"RBF: expected inputs of shape \(..., N, D\)"),
     Wrong("other columns", lambda: RBF()(X, jnp.ones((2, 3))), "same number of columns"),
     Wrong("three lengthscales", lambda: RBF(1.0, jnp.ones(3))(X, X), r"lengthscale of shape \(\) or \(1,\)"),
-    Wrong("text", lambda: RBF()(TEXT, X), "expected inputs of kernel RBF to be numbers, got text"),
+    Wrong("text", lambda: RBF()(TEXT, X), "expected inputs to be numbers, got text"),
     Wrong("diag of a vector", lambda: RBF().diag(X[:, 0]), "expected inputs of shape"),
     Wrong("on nothing", lambda: RBF().on(), "expected column numbers counted from 0"),
     Wrong("on the last", lambda: RBF().on(-1), "expected column numbers counted from 0"),
@@ -64,7 +68,7 @@ WRONG = [
     Wrong("on a missing column", lambda: RBF().on(3)(X, X), "inputs with at least 4 columns"),
     Wrong("plus a word", lambda: RBF() + "a", "a callable k.X1, X2. or a positive number, got str"),
     Wrong("plus nothing", lambda: RBF() + None, "a callable k.X1, X2. or a positive number, got NoneType"),
-    Wrong("minus", lambda: -1.0 * RBF(), "variance of Constant to be positive"),
+    Wrong("minus", lambda: -1.0 * RBF(), "expected variance to be positive"),
     Wrong("a class", lambda: K.as_kernel(RBF), "expected a kernel, .*got RBF: for example dgp.kernels.RBF.."),
     Wrong("of points", lambda: K.as_kernel(of_points)(X, X), "for arrays of inputs and not for two points"),
     Wrong("of points, diagonal", lambda: K.as_kernel(of_points).diag(X), r"to a matrix \(1, 1\), got shape \(\)"),
@@ -100,7 +104,7 @@ WRONG = [
         "Linear: a vector", lambda: M.LinearMean(jnp.ones(3)), r"means.LinearMean\(W\) of shape \(D, P\), got \(3,\)"
     ),
     Wrong("Linear: NaN", lambda: M.LinearMean(jnp.full((2, 1), jnp.nan)), "finite weights of means.LinearMean"),
-    Wrong("Linear: columns", lambda: M.LinearMean(jnp.ones((2, 1)))(X), "means.LinearMean: expected inputs with D = 2"),
+    Wrong("Linear: columns", lambda: M.LinearMean(jnp.ones((2, 1)))(X), "LinearMean: expected inputs with D = 2"),
     Wrong("Linear: offsets", lambda: M.LinearMean(jnp.ones((1, 2)), b=jnp.ones(3)), r"one per output, \(2,\), got"),
     Wrong("pca: a vector", lambda: M.pca(X[:, 0], 1), "means.pca: expected inputs of shape"),
     Wrong("pca: no outputs", lambda: M.pca(X, 0), "positive integer number of outputs, got 0"),

@@ -121,9 +121,9 @@ WRONG = [
     Wrong("f: NaN", lambda: gp()(X.at[0].set(jnp.nan)), "expected finite inputs of f.x., got 1 NaN"),
     Wrong("f: no rows", lambda: gp()(X[:0]), r"at least one row and one column, got inputs of shape \(0, 1\)"),
     Wrong("f: values that were not drawn", lambda: gp()(gp()(X)), "got the distribution FunctionValues: draw it first"),
-    Wrong("f: negative noise", lambda: gp()(X, noise=-1.0), "noise of f.x. to be positive, got -1"),
-    Wrong("f: no noise", lambda: gp()(X, noise=0.0), "noise of f.x. to be positive, got 0"),
-    Wrong("f: noise in words", lambda: gp()(X, noise="a"), "noise of f.x. to be a positive number, got str"),
+    Wrong("f: negative noise", lambda: gp()(X, noise=-1.0), "noise to be positive, got -1"),
+    Wrong("f: no noise", lambda: gp()(X, noise=0.0), "noise to be positive, got 0"),
+    Wrong("f: noise in words", lambda: gp()(X, noise="a"), "noise to be a positive number, got str"),
     Wrong(
         "f: a column of noise", lambda: gp()(X, noise=jnp.ones((30, 1))), r"noise to be a number, got shape \(30, 1\)"
     ),
@@ -161,8 +161,8 @@ WRONG = [
     Wrong("Grid: high first", lambda: dgp.Grid(1.0, 0.0, 10), "expected low < high, got 1.0 and 0.0"),
     Wrong("Grid: no points", lambda: dgp.Grid(0.0, 1.0, 0), "size to be one, two or three integers from 2"),
     Wrong("Grid: half a point", lambda: dgp.Grid(0.0, 1.0, 10.5), "size to be one, two or three integers .*got 10.5"),
-    Wrong("Grid: NaN", lambda: dgp.Grid(jnp.nan, 1.0, 10), "expected finite low of Grid"),
-    Wrong("Grid: words", lambda: dgp.Grid("a", 1.0, 10), "expected low of Grid to be numbers"),
+    Wrong("Grid: NaN", lambda: dgp.Grid(jnp.nan, 1.0, 10), "expected finite low"),
+    Wrong("Grid: words", lambda: dgp.Grid("a", 1.0, 10), "expected low to be numbers"),
     Wrong("Grid: four dimensions", lambda: dgp.Grid([0.0] * 4, [1.0] * 4, (4,) * 4), "one, two or three integers"),
     Wrong(
         "Grid: two ends of three",
@@ -176,14 +176,14 @@ WRONG = [
     Wrong(
         "Grid: of no spectrum", lambda: gp(kernel=dgp.kernels.Linear(), inducing=dgp.Grid(0.0, 9.0, 20)), "no spectral"
     ),
-    Wrong("Grid.around: no lengthscale", lambda: dgp.Grid.around(X, 0.0), "lengthscale of Grid.around to be positive"),
+    Wrong("Grid.around: no lengthscale", lambda: dgp.Grid.around(X, 0.0), "lengthscale to be positive"),
     Wrong(
         "Grid.around: two lengthscales",
         lambda: dgp.Grid.around(X, jnp.ones(2)),
         r"one per column, shape \(1,\), got shape \(2,\)",
     ),
-    Wrong("Grid.around: margin", lambda: dgp.Grid.around(X, 1.0, margin=-1.0), "margin of Grid.around to be positive"),
-    Wrong("Grid.local: tol", lambda: dgp.Grid(0.0, 9.0, 20).local(RBF(), tol=0.0), "tol of Grid.local to be positive"),
+    Wrong("Grid.around: margin", lambda: dgp.Grid.around(X, 1.0, margin=-1.0), "margin to be positive"),
+    Wrong("Grid.local: tol", lambda: dgp.Grid(0.0, 9.0, 20).local(RBF(), tol=0.0), "tol to be positive"),
     Wrong("Likelihood: a distribution", lambda: likelihood(dist.Normal(0, 0.1)), "function from v .*got a Normal"),
     Wrong("Likelihood: a number", lambda: likelihood(0.1), "a function from v to the distribution of y, got a float"),
     Wrong(
@@ -211,7 +211,7 @@ WRONG = [
     Wrong(
         "Points: 1e200", lambda: dgp.Points(1e200 * Z), r"inducing inputs Z with squared distances below 2e\+308, the"
     ),
-    Wrong("f: complex noise", lambda: gp()(X, noise=1j), "noise of f.x. to be a positive number, got complex"),
+    Wrong("f: complex noise", lambda: gp()(X, noise=1j), "noise to be a positive number, got complex"),
     Wrong("f: records", lambda: gp()(np.zeros(3, [("a", float)])), "to be numbers, got records: put their fields"),
     Wrong("Likelihood: returns an array", lambda: likelihood(lambda v: v), "conditional.v. to return a NumPyro distr"),
     Wrong("Likelihood: collapse", lambda: likelihood(normal, collapse="x"), 'collapse="bound" or "marginal", got .x'),
@@ -237,13 +237,13 @@ WRONG = [
     Wrong("RobustMax: a number", lambda: dgp.likelihoods.RobustMax(1.0), "at least two classes"),
     Wrong("RobustMax: epsilon", lambda: dgp.likelihoods.RobustMax(jnp.ones((3, 2)), 0.0), "0 < epsilon < 1, got 0.0"),
     Wrong("RobustMax: no draw", lambda: dgp.likelihoods.RobustMax(gp(outputs=2)(X)), "an array in this place"),
-    Wrong("GaussHermite: none", lambda: dgp.likelihoods.GaussHermite(0), "size=.... to be a positive integer, got 0"),
-    Wrong("MonteCarlo: 2.5", lambda: dgp.likelihoods.MonteCarlo(2.5), "size=.... to be a positive integer, got 2.5"),
+    Wrong("GaussHermite: none", lambda: dgp.likelihoods.GaussHermite(0), "size to be a positive integer, got 0"),
+    Wrong("MonteCarlo: 2.5", lambda: dgp.likelihoods.MonteCarlo(2.5), "size to be a positive integer, got 2.5"),
     Wrong("ELBO: no particles", lambda: dgp.ELBO(0), "num_particles to be a positive integer, got 0"),
     Wrong(
         "ELBO: an integer as key",
         lambda: loss(shallow, X, Y, key=0),
-        "ELBO: expected a PRNG key, got 0: jax.random",
+        r"ELBO\.\w+: expected a PRNG key, got 0: jax.random",
     ),
     Wrong("ELBO: no key", lambda: dgp.ELBO().loss(None, {}, shallow, shallow, X), "a PRNG key, got NoneType"),
     Wrong("ELBO: no guide", lambda: loss(shallow, X, Y, guide=3), "expected a guide that can be called, got int"),
@@ -254,7 +254,9 @@ WRONG = [
     Wrong("ELBO: NaN", lambda: loss(shallow, X, Y.at[0].set(jnp.nan)), "expected finite data in the model's"),
     Wrong("ELBO: no y", lambda: loss(one_layer, X), "expected observations at 'y', got none: pass them to the call"),
     Wrong(
-        "ELBO: obs_mask", lambda: loss(partly, X, Y), "site 'y': expected a Likelihood that is told .*, got obs_mask="
+        "ELBO: obs_mask",
+        lambda: loss(partly, X, Y),
+        "site 'y': expected a Likelihood with observed=mask, got obs_mask=",
     ),
     Wrong("ELBO: no rows", lambda: loss(one_layer, X[:0], Y[:0]), "plates with at least one row, got one of size 0"),
     Wrong(
@@ -334,14 +336,12 @@ WRONG = [
         Wrong(
             f"rule {rule.__name__}: scale",
             lambda rule=rule: rule(scale=-1.0),
-            f"scale of rule {rule.__name__} to be pos",
+            f"{rule.__name__}: expected scale to be pos",
         )
         for rule in (G.Full, G.Diagonal, G.Normal, G.GivenInducing, G.GivenBelow, G.JointOutputs, G.Circulant)
     ),
-    Wrong(
-        "rule Full: a program", lambda: G.Full(shallow), "scale of rule Full .*got function.*; a program goes to a gui"
-    ),
-    Wrong("rule Full: words", lambda: G.Full(scale="a"), "scale of rule Full to be a positive number, got str"),
+    Wrong("rule Full: a program", lambda: G.Full(shallow), "scale .*got function.*; a program goes to a gui"),
+    Wrong("rule Full: words", lambda: G.Full(scale="a"), "scale to be a positive number, got str"),
     Wrong("rule Amortised: a number", lambda: G.Amortised(hidden=20), "widths of layers, got 20"),
     Wrong("rule Amortised: no width", lambda: G.Amortised(hidden=(0,)), r"widths of layers, got \(0,\)"),
     Wrong("rule Quadrature: none", lambda: G.Quadrature(0), "to be a positive integer, got 0"),

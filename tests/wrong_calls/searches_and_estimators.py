@@ -160,7 +160,7 @@ WRONG = [
     Wrong(
         "the class of an acquisition",
         lambda: design.LogExpectedImprovement(FITTED, (X, Y[:3]), KEY),
-        r"design\.LogExpectedImprovement: expected a PRNG key, got tuple",
+        r"LogExpectedImprovement: expected a PRNG key, got tuple",
     ),
     Wrong(
         "a loop without a search",
@@ -182,7 +182,7 @@ WRONG = [
     Wrong(
         "one run in MICE",
         lambda: design.MICE(FITTED, KEY, X[:, 0]),
-        r"design\.MICE: expected .* of shape \(R, D\), one point a row, got \(30,\)",
+        r"MICE: expected .* of shape \(R, D\), one point a row, got \(30,\)",
     ),
     Wrong(
         "harmonics of no columns",

@@ -13,7 +13,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro import handlers
 
-from numpyro_dgp._checks import is_concrete
+from numpyro_dgp._checks import expect, expected, is_concrete
 from numpyro_dgp._data import indexable, own
 from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
@@ -136,11 +136,12 @@ class Collapsed(Guide):
         prefix: str = "auto",
         init_loc_fn: Callable[..., Any] = INIT,
     ) -> None:
-        if hidden_density not in ("bound", "marginal"):
-            raise ValueError(
-                f'Collapsed: expected hidden_density="bound" or "marginal", got {hidden_density!r}: leave it out for '
-                "the first"
-            )
+        expect(
+            hidden_density in ("bound", "marginal"),
+            'hidden_density="bound" or "marginal"',
+            repr(hidden_density),
+            "leave it out for the first",
+        )
         rules: Any = {"hidden": hidden, "latent": latent, "other": other, "sites": sites}
         super().__init__(model, **rules, prefix=prefix, init_loc_fn=init_loc_fn)
         by_kind = self.config.rules._replace(hidden=closed_form("hidden", self.config.rules.hidden))
@@ -168,9 +169,10 @@ class Collapsed(Guide):
         on_data = not self.predicted and bool(inspect_program(self.model, args, kwargs).observed_plates)
         data = (args, kwargs) if on_data else self.data
         if data is None:
-            raise ValueError(
-                "Collapsed: expected the data that q(v) is computed from, got a call without observations: bind them "
-                "for predictions, dgp.Posterior(model, guide.on(X, y), params)"
+            raise expected(
+                "the data that q(v) is computed from",
+                "a call without observations",
+                "bind them for predictions, dgp.Posterior(model, guide.on(X, y), params)",
             )
         companion = {} if self.companion is None else self.companion(*data[0], **data[1])
         solution = self._solve(*data, companion)
@@ -189,7 +191,7 @@ class Collapsed(Guide):
         key = numpyro.prng_key()
         hidden = handlers.block(hide_fn=lambda msg: msg["type"] != "param")
         seeded, rules = handlers.seed(rng_seed=key), GuideHandler(self.config, args, kwargs, companion)
-        checked = require("Collapsed", ALL_ROWS, WHOLE_DATA)
+        checked = require(ALL_ROWS, WHOLE_DATA)
         with hidden, handlers.trace() as guide_sites, seeded, rules, checked:
             self.model(*args, **kwargs)
         known, values = _posteriors(guide_sites)
@@ -214,10 +216,16 @@ class Collapsed(Guide):
         inducing = {n: values[n] for n, s in sites.items() if s["type"] == "sample" and site_kind(s) == "inducing"}
         # (Phi, b, c) of one layer must not move with the v of another: E[log p] would not be quadratic.
         if moved := moved_by(layers, inducing):
-            raise ValueError(
-                f"Collapsed: expected inducing inputs, kernels and noise that do not depend on the inducing values of "
-                f"another layer, which are integrated, got such ones for the layer at {moved[0]!r}: place its inducing "
-                "inputs at numbers or a numpyro.param, or use guides.InducingPoint(), which draws the values below"
+            raise expected(
+                (
+                    "inducing inputs, kernels and noise that do not depend on the inducing values of another "
+                    "layer, which are integrated"
+                ),
+                f"such ones for the layer at {moved[0]!r}",
+                (
+                    "place its inducing inputs at numbers or a numpyro.param, or use guides.InducingPoint(), "
+                    "which draws the values below"
+                ),
             )
         gaussian = {n: g.loc for n, g in known.items() if isinstance(unwrap(guide_sites[n]["fn"]), FunctionValues)}
         columns = input_columns(program, gaussian)
@@ -295,11 +303,14 @@ class _Optimal(GuideHandler):
 def _require_resolved(bound: Array) -> None:
     """Raise if a known bound is NaN, as ``Quadratic.bound`` is where it would be rounding error."""
     if is_concrete(bound) and np.isnan(bound):
-        raise ValueError(
-            f"Collapsed: expected a bound that is not lost in rounding, got NaN in {bound.dtype}: terms of the size of "
-            "(y / noise) ** 2 cancel in it, and the noise is too small beside y, or the kernel so smooth that its "
-            "inducing inputs are too many; run in float64, give the noise a prior away from zero, or use "
-            "guides.InducingPoint()"
+        raise expected(
+            "a bound that is not lost in rounding",
+            f"NaN in {bound.dtype}",
+            (
+                "terms of the size of (y / noise) ** 2 cancel in it, and the noise is too small beside y, or "
+                "the kernel so smooth that its inducing inputs are too many; run in float64, give the noise "
+                "a prior away from zero, or use guides.InducingPoint()"
+            ),
         )
 
 
@@ -311,16 +322,17 @@ def _posteriors(guide_sites: dict[str, Message]) -> tuple[dict[str, Gaussian], d
             continue
         fn, record, value = unwrap(site["fn"]), record_of(site), site["value"]
         kind = record.kind
-        if kind == "inducing" and record.is_variational:
-            raise ValueError(
-                f"Collapsed: expected no rule for inducing values, got one for {name!r}: theirs is the optimum; "
-                "guides.MeanField() has rules for both"
-            )
+        expect(
+            kind != "inducing" or not record.is_variational,
+            "no rule for inducing values",
+            f"one for {name!r}",
+            "theirs is the optimum; guides.MeanField() has rules for both",
+        )
         if kind == "hidden" and not (record.is_variational and isinstance(fn, FunctionValues | dist.Delta)):
-            raise ValueError(
-                f"Collapsed: expected a mean-field rule for hidden layer {name!r}, guides.Normal() or guides.Delta(), "
-                f"got {'one that follows the model' if follows(fn) else type(fn).__name__}: guides.InducingPoint() has "
-                "hidden layers that do"
+            raise expected(
+                f"a mean-field rule for hidden layer {name!r}, guides.Normal() or guides.Delta()",
+                "one that follows the model" if follows(fn) else type(fn).__name__,
+                "guides.InducingPoint() has hidden layers that do",
             )
         if kind in ("hidden", "latent") and isinstance(fn, FunctionValues):
             loc = jnp.broadcast_to(fn.loc, value.shape)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
+from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.sites import Message, unwrap
 from numpyro_dgp.bounds.collapsed import Quadratic
@@ -85,23 +86,31 @@ def closed_form(name: str, rule: Rule) -> Rule:
     Raises:
         ValueError: a rule that keeps other dependencies, weights other than the model's, or a scale of one or more.
     """
-    if isinstance(rule, GivenBelow | JointOutputs):
-        raise ValueError(
-            f"Collapsed: expected rule Normal(), Delta() or GivenInducing() for hidden values, got "
-            f"{type(rule).__name__} for {name!r}: guides.InducingPoint(model, sites=...) takes it, and draws them"
-        )
+    expect(
+        not isinstance(rule, GivenBelow | JointOutputs),
+        "rule Normal(), Delta() or GivenInducing() for hidden values",
+        f"{type(rule).__name__} for {name!r}",
+        "guides.InducingPoint(model, sites=...) takes it, and draws them",
+    )
     if not isinstance(rule, GivenInducing):
         return rule
     if rule.weights != "model":
-        raise ValueError(
-            f"Collapsed: expected GivenInducing() with the model's weights for {name!r}, got {rule.weights!r}: the "
-            "best free weights are multiples of the model's, which GivenInducing() finds; "
-            "guides.InducingPoint(model, sites=...) takes others, and draws hidden values"
+        raise expected(
+            f"GivenInducing() with the model's weights for {name!r}",
+            repr(rule.weights),
+            (
+                "the best free weights are multiples of the model's, which GivenInducing() finds; "
+                "guides.InducingPoint(model, sites=...) takes others, and draws hidden values"
+            ),
         )
     if rule.scale is not None and rule.scale >= 1:
-        raise ValueError(
-            f"Collapsed: expected the scale of GivenInducing() for {name!r} to be below 1, the share of the process "
-            f"noise that is left given v, got {rule.scale}: leave it out, or try 0.5"
+        raise expected(
+            (
+                f"the scale of GivenInducing() for {name!r} to be below 1, the share of the process noise "
+                "that is left given v"
+            ),
+            rule.scale,
+            "leave it out, or try 0.5",
         )
     return FollowInducing() if rule.scale is None else FollowInducing(rule.scale)
 
@@ -125,16 +134,20 @@ def followed_layers(
         if name not in guide_sites or not isinstance(unwrap(guide_sites[name]["fn"]), FollowingValues):
             continue
         others = [n for n, other in uses.items() if n != name and other.function.site == use.function.site]
-        if others:
-            raise ValueError(
-                f"Collapsed: expected hidden layer {name!r}, which follows its inducing values, to be the only use of "
-                f"its function, got uses at {others} too: give {name!r} the rule guides.Normal()"
-            )
+        expect(
+            not others,
+            f"hidden layer {name!r}, which follows its inducing values, to be the only use of its function",
+            f"uses at {others} too",
+            f"give {name!r} the rule guides.Normal()",
+        )
         if use.function.blocked:
-            raise ValueError(
-                f"Collapsed: expected hidden layer {name!r}, which follows its inducing values, to be of a function "
-                f"that was opened outside of plates, got one for each of {use.function.groups} groups: give {name!r} "
-                "the rule guides.Normal()"
+            raise expected(
+                (
+                    f"hidden layer {name!r}, which follows its inducing values, to be of a function that was "
+                    "opened outside of plates"
+                ),
+                f"one for each of {use.function.groups} groups",
+                f"give {name!r} the rule guides.Normal()",
             )
         inducing: Any = use.function.site
         beta = sites[inducing]["scale"]

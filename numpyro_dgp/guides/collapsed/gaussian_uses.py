@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from numpyro.distributions import constraints, kl_divergence
 
+from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.analysis.sites import Message, masks_around, site_kind, unwrap
 from numpyro_dgp.bounds.collapsed import Observations, Quadratic, from_features, from_rows, with_features
@@ -79,17 +80,18 @@ def input_columns(
     found = walk(closed.jaxpr, starts, _apply, None)
     names = sorted(shapes[0])
     for name, columns in zip(names, found, strict=False):
-        if isinstance(columns, str):
-            raise ValueError(
-                f"Collapsed: expected the inputs of the layer at {name!r} to be columns of data, latents and hidden "
-                f"layers side by side, got the result of `{columns}` on Gaussian values: use dgp.latent or "
-                "jnp.concatenate([X, h], -1), or guides.InducingPoint(), which draws them"
-            )
-    if any(columns is not None for columns in found[len(names) :]):
-        raise ValueError(
-            "Collapsed: expected Gaussian latents and hidden layers to be inputs of layers only, got a program that "
-            "uses one in a scale, a kernel, an observation or another site: use guides.MeanField() for it"
+        expect(
+            not isinstance(columns, str),
+            f"the inputs of the layer at {name!r} to be columns of data, latents and hidden layers side by side",
+            f"the result of `{columns}` on Gaussian values",
+            "use dgp.latent or jnp.concatenate([X, h], -1), or guides.InducingPoint(), which draws them",
         )
+    expect(
+        not any(columns is not None for columns in found[len(names) :]),
+        "Gaussian latents and hidden layers to be inputs of layers only",
+        "a program that uses one in a scale, a kernel, an observation or another site",
+        "use guides.MeanField() for it",
+    )
     width = {name: shapes[0][name].shape[-1] for name in names}
     return {n: (None,) * width[n] if c is None else c for n, c in zip(names, found, strict=False)}  # type: ignore[misc]
 
@@ -327,12 +329,12 @@ def uses_of(sites: dict[str, Message], known: dict[str, Gaussian]) -> dict[str, 
         elif (fn is not None and site_kind(site) == "hidden") or isinstance(fn, FunctionValues):
             found[name] = _of_hidden(name, fn, site, known)
     for name, use in found.items():
-        if not isinstance(use.function, InducedFunction) or not use.function.dense:
-            raise ValueError(
-                f"Collapsed: expected the layer at {name!r} to be on dgp.Points or a dgp.Basis, got "
-                f"{type(use.function).__name__}: on a dgp.Grid use guides.InducingPoint(); dgp.rings.optimal_mean has "
-                "the optimal means"
-            )
+        expect(
+            isinstance(use.function, InducedFunction) and use.function.dense,
+            f"the layer at {name!r} to be on dgp.Points or a dgp.Basis",
+            type(use.function).__name__,
+            "on a dgp.Grid use guides.InducingPoint(); dgp.rings.optimal_mean has the optimal means",
+        )
     return found
 
 
@@ -360,21 +362,26 @@ def with_open_variance(
 
 
 def _of_likelihood(name: str, fn: Likelihood, site: Message) -> Use:
-    if isinstance(fn.f_x, MixedValues):
-        raise ValueError(
-            f"Collapsed: expected independent functions under the likelihood at {name!r}, got mixtures, f(x).mix(W): "
-            "their posteriors are not independent and have no closed form here; use guides.InducingPoint(), and "
-            "natural gradients for q(v)"
-        )
-    if fn.normal_form() is None or fn.collapse != "bound":
-        raise ValueError(
-            f"Collapsed: expected a Gaussian likelihood at {name!r}, dist.Normal(a * v + b, scale), got another: use "
+    expect(
+        not isinstance(fn.f_x, MixedValues),
+        f"independent functions under the likelihood at {name!r}",
+        "mixtures, f(x).mix(W)",
+        (
+            "their posteriors are not independent and have no closed form here; use "
             "guides.InducingPoint(), and natural gradients for q(v)"
-        )
+        ),
+    )
+    expect(
+        fn.normal_form() is not None and fn.collapse == "bound",
+        f"a Gaussian likelihood at {name!r}, dist.Normal(a * v + b, scale)",
+        "another",
+        "use guides.InducingPoint(), and natural gradients for q(v)",
+    )
     if jnp.size(site["value"]) > 1 and jnp.shape(site["value"]) != fn.f_x.loc.shape:
-        raise ValueError(
-            f"Collapsed: expected one observation of every function value at {name!r}, shape {fn.f_x.loc.shape}, got "
-            f"shape {jnp.shape(site['value'])}: repeat the inputs, one row for each, or use guides.InducingPoint()"
+        raise expected(
+            f"one observation of every function value at {name!r}, shape {fn.f_x.loc.shape}",
+            f"shape {jnp.shape(site['value'])}",
+            "repeat the inputs, one row for each, or use guides.InducingPoint()",
         )
     return _under_noise(fn, site, _process_noise(fn), open=True)
 
@@ -442,10 +449,13 @@ def optimal_belief(total: Quadratic, scalar: bool) -> FullBelief | SharedBelief:
 
 def _of_hidden(name: str, fn: Any, site: Message, known: dict[str, Gaussian]) -> Use:
     if not isinstance(fn, FunctionValues) or fn.noise is None:
-        raise ValueError(
-            f"Collapsed: expected process noise at hidden layer {name!r}, f(x, noise=s), and values drawn row by row, "
-            f"got {'no noise' if isinstance(fn, FunctionValues) else 'f.joint(x)'}: without noise its mean-field bound "
-            "is that of a nearly singular Gaussian; write the noise, or use guides.InducingPoint()"
+        raise expected(
+            f"process noise at hidden layer {name!r}, f(x, noise=s), and values drawn row by row",
+            "no noise" if isinstance(fn, FunctionValues) else "f.joint(x)",
+            (
+                "without noise its mean-field bound is that of a nearly singular Gaussian; write the noise, "
+                "or use guides.InducingPoint()"
+            ),
         )
     shape, event_dim = fn.loc.shape, fn.event_dim
     target, variance = (_rows(a, shape, event_dim) for a in known[name])
@@ -491,11 +501,12 @@ def _moments(rows: Array, columns: tuple[Column, ...], known: dict[str, Gaussian
         return known[name].variance.reshape(len(rows), -1)[:, index]
 
     repeated = [c for c in columns if c is not None]
-    if len(set(repeated)) < len(repeated):
-        raise ValueError(
-            f"Collapsed: expected different columns as inputs of a layer, got {repeated}: a column that occurs twice "
-            "only changes its lengthscale"
-        )
+    expect(
+        len(set(repeated)) >= len(repeated),
+        "different columns as inputs of a layer",
+        repeated,
+        "a column that occurs twice only changes its lengthscale",
+    )
     return rows, jnp.stack([column(d) for d in range(rows.shape[-1])], -1)
 
 
@@ -505,11 +516,15 @@ def affine_mean(mean: Callable[[Array], Array], dims: int, outputs: int, dtype: 
     Raises:
         ValueError: a mean function that is not affine.
     """
-    if not isinstance(mean, ZeroMean | ConstantMean | IdentityMean | LinearMean):
-        raise ValueError(
-            f"Collapsed: expected a mean function among dgp.means.ZeroMean, ConstantMean, IdentityMean and LinearMean "
-            f"where inputs are Gaussian, got {type(mean).__name__}: write it as one of these"
-        )
+    expect(
+        isinstance(mean, ZeroMean | ConstantMean | IdentityMean | LinearMean),
+        (
+            "a mean function among dgp.means.ZeroMean, ConstantMean, IdentityMean and LinearMean where "
+            "inputs are Gaussian"
+        ),
+        type(mean).__name__,
+        "write it as one of these",
+    )
     offset = mean(jnp.zeros((1, dims), dtype))[0]
     weights = mean(jnp.eye(dims, dtype=dtype)) - offset  # w_d = m(e_d) - m(0)
     return jnp.broadcast_to(weights, (dims, outputs)), jnp.broadcast_to(offset, (outputs,))

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
+from numpyro_dgp._checks import expect
 from numpyro_dgp._repr import brief
 from numpyro_dgp.functions.joint_values import JointValues, WhitenedValues
 from numpyro_dgp.guides.rules.rule import Rule, SiteContext, require_rows, require_site
@@ -51,11 +52,12 @@ class OpperArchambeau(Rule):
     def __call__(self, site: SiteContext) -> dist.Distribution:
         require_site(JointValues, self, site, "the values of an exact process")
         fn: Any = site.fn
-        if fn.event_dim != 1 or fn.batch_shape:
-            raise ValueError(
-                f"rule OpperArchambeau: expected values of one scalar function at {site.name!r}, got event shape "
-                f"{fn.event_shape}: use guides.Full() for several outputs"
-            )
+        expect(
+            fn.event_dim == 1 and not fn.batch_shape,
+            f"values of one scalar function at {site.name!r}",
+            f"event shape {fn.event_shape}",
+            "use guides.Full() for several outputs",
+        )
         alpha = site.param("alpha", lambda: jnp.zeros_like(fn.loc))
         # lambda^-2 = mean k(x, x)
         lam = site.param("lambda", lambda: jnp.full_like(fn.loc, 1 / jnp.sqrt(fn.variance.mean())))

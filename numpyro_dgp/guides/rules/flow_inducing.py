@@ -16,7 +16,7 @@ from numpyro.distributions.flows import InverseAutoregressiveTransform
 from numpyro.distributions.transforms import ComposeTransform, Transform
 from numpyro.nn import AutoregressiveNN
 
-from numpyro_dgp._checks import require_count
+from numpyro_dgp._checks import expect, expected, require_count
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.weights import InducingPrior
@@ -132,17 +132,19 @@ class Flow(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_count("rule Flow", "depth", self.depth, "2")
-        if not (self.bijector is None or callable(self.bijector)):
-            raise ValueError(
-                f"rule Flow: expected bijector to be a function of the number of values, got "
-                f"{type(self.bijector).__name__}: lambda n: transform, or leave it out"
-            )
-        require_count("rule Flow", "hidden", 1 if self.hidden is None else self.hidden, "50")
+        require_count("depth", self.depth, "2")
+        expect(
+            self.bijector is None or callable(self.bijector),
+            "bijector to be a function of the number of values",
+            type(self.bijector).__name__,
+            "lambda n: transform, or leave it out",
+        )
+        require_count("hidden", 1 if self.hidden is None else self.hidden, "50")
         if not isinstance(self.base, Base):
-            raise ValueError(
-                f"rule Flow: expected base=Full(), Diagonal(), LowRank(rank) or MarkovInducing(...), got "
-                f"{self.base!r}: it gives the Gaussian that the flow starts at"
+            raise expected(
+                "base=Full(), Diagonal(), LowRank(rank) or MarkovInducing(...)",
+                repr(self.base),
+                "it gives the Gaussian that the flow starts at",
             )
 
     def follows(self, name: str, order: tuple[str, ...]) -> str | None:
@@ -152,19 +154,22 @@ class Flow(Rule):
         require_site(InducingPrior, self, site, "inducing values")
         base, size = self.base(site), math.prod(site.fn.event_shape)
         transform = self._blocks(site, size) if self.bijector is None else self.bijector(size)
-        if not isinstance(transform, Transform):
-            raise ValueError(
-                f"rule Flow: expected the bijector to return a numpyro.distributions.transforms.Transform, got "
-                f"{type(transform).__name__}"
-            )
+        expect(
+            isinstance(transform, Transform),
+            "the bijector to return a numpyro.distributions.transforms.Transform",
+            type(transform).__name__,
+        )
         domain: Any = transform.domain
         while isinstance(domain, type(constraints.real_vector)):
             domain = domain.base_constraint
         if not isinstance(domain, type(constraints.real)):
-            raise ValueError(
-                f"rule Flow: expected the bijector to return a transform of all real numbers, got "
-                f"{type(transform).__name__} of {transform.domain}: normal numbers outside of that have no density "
-                "there; ComposeTransform([ExpTransform(), ...]) makes them positive first"
+            raise expected(
+                "the bijector to return a transform of all real numbers",
+                f"{type(transform).__name__} of {transform.domain}",
+                (
+                    "normal numbers outside of that have no density there; ComposeTransform([ExpTransform(), "
+                    "...]) makes them positive first"
+                ),
             )
         return Flowed(base, transform, (1, -1) if self.antithetic else (1,))
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpyro
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import is_concrete, require_count
+from numpyro_dgp._checks import expected, is_concrete, require_count
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.sites import unwrap
@@ -105,8 +105,8 @@ class GlobalInducing(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_count("GlobalInducing", "num_inducing", self.num_inducing, "50")
-        require_scale("GlobalInducing", 1.0 if self.scale is None else self.scale)
+        require_count("num_inducing", self.num_inducing, "50")
+        require_scale(1.0 if self.scale is None else self.scale)
         object.__setattr__(self, "labels", tuple(np.atleast_1d(self.labels).tolist()))
 
     def __call__(self, site: SiteContext) -> FullBelief:
@@ -116,9 +116,10 @@ class GlobalInducing(Rule):
             name = f"{site.prefix}_pseudo_inputs"
             found = numpyro.param(name, lambda _: _centres(X, self.num_inducing, self.labels))
             if len(found) != self.num_inducing:
-                raise ValueError(
-                    f"GlobalInducing: expected {self.num_inducing} pseudo-inputs at layer {site.name!r}, got "
-                    f"{len(found)} of {name!r}, which all layers share: give all of them one num_inducing"
+                raise expected(
+                    f"{self.num_inducing} pseudo-inputs at layer {site.name!r}",
+                    f"{len(found)} of {name!r}, which all layers share",
+                    "give all of them one num_inducing",
                 )
             return found
 
@@ -129,23 +130,25 @@ class GlobalInducing(Rule):
 
         values = site.at_rows(self.inputs, pseudo_inputs, pseudo_value)
         if not values or not hasattr(values[0].function, "features"):
-            raise ValueError(
-                f"GlobalInducing: expected layer {site.name!r} to be a function with features whose values the program "
-                f"draws or observes, got {type(values[0].function).__name__ if values else 'none'}: give it "
-                f"sites={{{site.name!r}: guides.Full()}}"
+            raise expected(
+                f"layer {site.name!r} to be a function with features whose values the program draws or observes",
+                type(values[0].function).__name__ if values else "none",
+                f"give it sites={{{site.name!r}: guides.Full()}}",
             )
         function, rows = values[0].function, values[0].inputs.reshape(-1, values[0].inputs.shape[-1])
         if function.blocked:
-            raise ValueError(
-                f"GlobalInducing: expected layer {site.name!r} to be opened outside of plates, got one for each of "
-                f"{function.groups} groups: give it sites={{{site.name!r}: guides.Full()}}"
+            raise expected(
+                f"layer {site.name!r} to be opened outside of plates",
+                f"one for each of {function.groups} groups",
+                f"give it sites={{{site.name!r}: guides.Full()}}",
             )
         A, mean = function.features(rows), function.mean_at(rows)
         t = site.param("pseudo_outputs", lambda: jnp.broadcast_to(mean, (len(rows), *site.fn.event_shape[:-1])))
         if t.shape[0] != len(rows):
-            raise ValueError(
-                f"GlobalInducing: expected {t.shape[0]} pseudo-inputs at layer {site.name!r}, as in the fit, got "
-                f"{len(rows)}: its inputs have other rows than those of the program, X; name these, inputs='X'"
+            raise expected(
+                f"{t.shape[0]} pseudo-inputs at layer {site.name!r}, as in the fit",
+                len(rows),
+                "its inputs have other rows than those of the program, X; name these, inputs='X'",
             )
         root = self._root(site, len(rows), jnp.mean(function.prior_variance(rows)))
         residual = (t - mean).reshape(len(rows), -1).T
@@ -179,9 +182,10 @@ def _centres(X: Array, count: int, labels: Sequence[int]) -> Array:
     def centres(rows: Any) -> np.ndarray:
         distinct = len(np.unique(np.asarray(rows), axis=0))
         if count > distinct:
-            raise ValueError(
-                f"GlobalInducing: expected num_inducing of at most {distinct}, the number of distinct rows of the "
-                f"inputs, got {count}: more cannot add anything"
+            raise expected(
+                f"num_inducing of at most {distinct}, the number of distinct rows of the inputs",
+                count,
+                "more cannot add anything",
             )
         return kmeans(np.asarray(rows), count, labels=labels)
 

@@ -130,7 +130,7 @@ class SparseFactor(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_scale("rule SparseFactor", 1.0 if self.scale is None else self.scale)
+        require_scale(1.0 if self.scale is None else self.scale)
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
         require_site(NeighbourValues, self, site, "the values of a process of dgp.Neighbours")
@@ -180,7 +180,7 @@ class Full(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_scale("rule Full", 1.0 if self.scale is None else self.scale)
+        require_scale(1.0 if self.scale is None else self.scale)
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
         require_site((InducingPrior, JointValues), self, site, "inducing values or the values of an exact process")
@@ -190,7 +190,7 @@ class Full(Rule):
             require_rows(self, site, shift.shape, rows.shape)
             return WhitenedValues(site.fn, shift, root)
         if isinstance(site.fn, RingPrior):
-            require_room("rule Full", "its covariance", *2 * site.fn.event_shape[-1:])
+            require_room("its covariance", *2 * site.fn.event_shape[-1:])
         return FullBelief(*self._parameters(site, site.fn.event_shape, site.fn.dtype))
 
     def _parameters(self, site: SiteContext, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
@@ -231,7 +231,7 @@ class Diagonal(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_scale("rule Diagonal", 1.0 if self.scale is None else self.scale)
+        require_scale(1.0 if self.scale is None else self.scale)
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
         require_site((InducingPrior, NeighbourValues), self, site, "inducing values or those of dgp.Neighbours")

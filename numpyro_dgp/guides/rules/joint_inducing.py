@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from numpyro.distributions import constraints, kl_divergence
 
-from numpyro_dgp._checks import require_count
+from numpyro_dgp._checks import expected, require_count
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.fields_in_order import FieldsInOrder
@@ -140,7 +140,7 @@ class FullJoint(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_scale("rule FullJoint", 1.0 if self.scale is None else self.scale)
+        require_scale(1.0 if self.scale is None else self.scale)
 
     def __call__(self, site: SiteContext) -> JointInducing:
         require_site(InducingPrior, self, site, "inducing values")
@@ -201,12 +201,12 @@ class MarkovInducing(Rule):
 
     def __post_init__(self) -> None:
         if self.rank is not None:
-            require_count("rule MarkovInducing", "rank", self.rank, "5, or None for a dense matrix")
+            require_count("rank", self.rank, "5, or None for a dense matrix")
         if not isinstance(self.conditional, Full | Diagonal | LowRank | FullJoint):
-            raise ValueError(
-                f"rule MarkovInducing: expected conditional=Full(), Diagonal(), LowRank(rank) or FullJoint(), got "
-                f"{self.conditional!r}: it gives the covariance of inducing values when those of the layer below are "
-                "known"
+            raise expected(
+                "conditional=Full(), Diagonal(), LowRank(rank) or FullJoint()",
+                repr(self.conditional),
+                "it gives the covariance of inducing values when those of the layer below are known",
             )
 
     @property
@@ -217,15 +217,13 @@ class MarkovInducing(Rule):
     def follows(self, name: str, order: tuple[str, ...]) -> str:
         before = order[: order.index(name)]
         if not before:
-            raise ValueError(
-                f"rule MarkovInducing: expected a layer below {name!r}, got the first layer of {list(order)}: give it "
-                "guides.Full()"
-            )
+            raise expected(f"a layer below {name!r}", f"the first layer of {list(order)}", "give it guides.Full()")
         below = before[-1] if self.below is None else self.below
         if below not in before:
-            raise ValueError(
-                f"rule MarkovInducing: expected below to be one of {list(before)}, the inducing values that come "
-                f"before {name!r}, got {below!r}: leave it out for the last of them"
+            raise expected(
+                f"below to be one of {list(before)}, the inducing values that come before {name!r}",
+                repr(below),
+                "leave it out for the last of them",
             )
         return below
 

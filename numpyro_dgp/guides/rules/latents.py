@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 
+from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, pytree
 from numpyro_dgp.functions.function_values import FunctionValues
@@ -70,12 +71,15 @@ def _glorot(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
 
 def _dimensions(rule: Rule, site: SiteContext) -> int:
     """Columns of a latent site."""
-    if site.fn.event_dim != 1 or site.fn.support.is_discrete or not site.in_plate:
-        raise ValueError(
-            f"rule {type(rule).__name__}: expected site {site.name!r} to be a vector of latent numbers per datum, got "
-            f"a {type(site.fn).__name__} of event shape {site.fn.event_shape}: draw it by dgp.latent in the data "
-            f"plate, or give it another rule, sites={{{site.name!r}: dgp.guides.Normal()}}"
-        )
+    expect(
+        site.fn.event_dim == 1 and not site.fn.support.is_discrete and site.in_plate,
+        f"site {site.name!r} to be a vector of latent numbers per datum",
+        f"a {type(site.fn).__name__} of event shape {site.fn.event_shape}",
+        (
+            f"draw it by dgp.latent in the data plate, or give it another rule, sites={{{site.name!r}: "
+            "dgp.guides.Normal()}"
+        ),
+    )
     return site.fn.event_shape[0]
 
 
@@ -124,7 +128,7 @@ class Amortised(Rule):
 
     def __post_init__(self) -> None:
         if not isinstance(self.hidden, list | tuple) or not all(isinstance(n, int) and n > 0 for n in self.hidden):
-            raise ValueError(f"rule Amortised: expected hidden=(20, 20), widths of layers, got {self.hidden!r}")
+            raise expected("hidden=(20, 20), widths of layers", repr(self.hidden))
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
         dim = _dimensions(self, site)
@@ -133,11 +137,12 @@ class Amortised(Rule):
         network = tanh_network(site, widths, rows.dtype) if self.network is None else self.network
         out = network(rows)  # [mu, rho] (..., 2 dim)
         expected = (*rows.shape[:-1], 2 * dim)
-        if jnp.shape(out) != expected:
-            raise ValueError(
-                f"rule Amortised: expected the network of site {site.name!r} to map rows of shape {rows.shape} to "
-                f"{expected}, got {jnp.shape(out)}: the first {dim} columns are means, the others scales"
-            )
+        expect(
+            jnp.shape(out) == expected,
+            f"the network of site {site.name!r} to map rows of shape {rows.shape} to {expected}",
+            jnp.shape(out),
+            f"the first {dim} columns are means, the others scales",
+        )
         scale = jax.nn.softplus(out[..., dim:] - 3)  # log(1 + e^(rho - 3)), 0.05 at rho = 0
         return FunctionValues(out[..., :dim], jnp.square(scale))
 
@@ -199,10 +204,13 @@ class Quadrature(Prior):
     def __call__(self, site: SiteContext) -> dist.Distribution:
         dim = _dimensions(self, site)
         if dim > 2 or not isinstance(site.fn, StandardNormal):
-            raise ValueError(
-                f"rule Quadrature: expected at most two standard normal columns at site {site.name!r}, got {dim} of a "
-                f"{type(site.fn).__name__}: draw one or two by dgp.latent({site.name!r}, X, 1), or use guides.Normal() "
-                "or guides.Amortised() with ImportanceWeighted instead"
+            raise expected(
+                f"at most two standard normal columns at site {site.name!r}",
+                f"{dim} of a {type(site.fn).__name__}",
+                (
+                    f"draw one or two by dgp.latent({site.name!r}, X, 1), or use guides.Normal() or "
+                    "guides.Amortised() with ImportanceWeighted instead"
+                ),
             )
         return site.fn
 

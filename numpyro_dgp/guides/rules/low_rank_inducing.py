@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints, kl_divergence
 
-from numpyro_dgp._checks import require_count
+from numpyro_dgp._checks import expected, require_count
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.weights import Belief, InducingPrior, matvec
@@ -159,12 +159,10 @@ class LowRank(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_count("rule LowRank", "rank", self.rank, "5")
+        require_count("rank", self.rank, "5")
         if self.of not in ("precision", "covariance"):
-            raise ValueError(
-                f'rule LowRank: expected of="precision" or "covariance", got {self.of!r}: leave it out for the first'
-            )
-        require_scale("rule LowRank", 1.0 if self.scale is None else self.scale)
+            raise expected('of="precision" or "covariance"', repr(self.of), "leave it out for the first")
+        require_scale(1.0 if self.scale is None else self.scale)
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
         require_site(InducingPrior, self, site, "inducing values")

@@ -21,7 +21,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import require_count, require_positive
+from numpyro_dgp._checks import expected, require_count, require_positive
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.weights import Belief, InducingPrior
@@ -93,13 +93,12 @@ class MixtureOfGaussians(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_count("rule MixtureOfGaussians", "components", self.components, "2")
+        require_count("components", self.components, "2")
         if not isinstance(self.of, Full | Diagonal | LowRank):
-            raise ValueError(
-                f"rule MixtureOfGaussians: expected of=Full(), Diagonal() or LowRank(rank), got {self.of!r}: it gives "
-                "the Gaussian of one component"
+            raise expected(
+                "of=Full(), Diagonal() or LowRank(rank)", repr(self.of), "it gives the Gaussian of one component"
             )
-        require_positive("rule MixtureOfGaussians", "apart", self.apart, "it separates components at the start")
+        require_positive("apart", self.apart, "it separates components at the start")
 
     def __call__(self, site: SiteContext) -> BeliefMixture:
         require_site(InducingPrior, self, site, "inducing values")

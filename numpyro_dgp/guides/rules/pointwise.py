@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import IdentityTransform
 
+from numpyro_dgp._checks import expect
 from numpyro_dgp._data import own
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
@@ -58,7 +59,7 @@ class Normal(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_scale("rule Normal", self.scale)
+        require_scale(self.scale)
         object.__setattr__(self, "loc", own(self.loc))
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
@@ -126,9 +127,10 @@ def _is_real(support: Any) -> bool:
 
 
 def _bijection(rule: Rule, site: SiteContext) -> Any:
-    if site.fn.support.is_discrete:
-        raise ValueError(
-            f"rule {type(rule).__name__}: expected a continuous site, got discrete site {site.name!r} "
-            f"({type(site.fn).__name__}): sum it out in the model, or give it guides.Prior()"
-        )
+    expect(
+        not site.fn.support.is_discrete,
+        "a continuous site",
+        f"discrete site {site.name!r} ({type(site.fn).__name__})",
+        "sum it out in the model, or give it guides.Prior()",
+    )
     return biject_to(site.fn.support)

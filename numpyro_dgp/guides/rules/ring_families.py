@@ -51,7 +51,7 @@ class _RingRule(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_scale(f"rule {type(self).__name__}", 1.0 if self.scale is None else self.scale)
+        require_scale(1.0 if self.scale is None else self.scale)
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
         require_site(RingPrior, self, site, "the values of a layer on a dgp.Grid")

@@ -15,7 +15,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import require_positive
+from numpyro_dgp._checks import caller, expect, expected, require_positive
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.math.quadrature import Nodes
@@ -197,43 +197,46 @@ def require_rows(rule: Rule, site: SiteContext, got: tuple[int, ...], expected: 
     Raises:
         ValueError: the shapes differ.
     """
-    if len(expected) > len(got) and expected[-1] == got[-1]:
-        raise ValueError(
-            f"rule {type(rule).__name__}: expected the exact process at {site.name!r} to have one value at each row, "
-            f"got parameters of shape {got} where this call needs {expected}, for every weighted value of a latent "
-            "below: hold the layer by dgp.Points, or take guides.InducingPoint() with latent=guides.Normal()"
-        )
-    if got != expected:
-        raise ValueError(
-            f"rule {type(rule).__name__}: expected the exact process at {site.name!r} at the rows of the fit, got "
-            f"shape {got} where this call needs {expected}: for other rows keep the inputs X of the fit "
-            "outside the model and call f.condition(X, v) at those of the call"
-        )
+    expect(
+        len(expected) <= len(got) or expected[-1] != got[-1],
+        f"the exact process at {site.name!r} to have one value at each row",
+        (f"parameters of shape {got} where this call needs {expected}, for every weighted value of a latent below"),
+        "hold the layer by dgp.Points, or take guides.InducingPoint() with latent=guides.Normal()",
+    )
+    expect(
+        got == expected,
+        f"the exact process at {site.name!r} at the rows of the fit",
+        f"shape {got} where this call needs {expected}",
+        (
+            "for other rows keep the inputs X of the fit outside the model and call f.condition(X, v) at "
+            "those of the call"
+        ),
+    )
 
 
-def warn_of_rows(owner: str, name: str) -> None:
+def warn_of_rows(name: str) -> None:
     """Warn that values of an exact process are taken at rows that nothing shows to be those of the fit.
 
     Args:
-        owner: the guide.
         name: of the site of the values.
     """
     warnings.warn(
-        f"{owner}: expected the rows of the fit, in their order, in a call without observations, since the values of "
-        f"the exact process at {name!r} are known there only: at other inputs of equal number they are wrong; for "
+        f"{caller()}: expected the rows of the fit, in their order, in a call without observations, since the values "
+        f"of the exact process at {name!r} are known there only: at other inputs of equal number they are wrong; for "
         "those keep the inputs X of the fit outside the model and call f.condition(X, v)",
         stacklevel=4,
     )
 
 
-def require_scale(owner: str, scale: Any) -> None:
+def require_scale(scale: Any) -> None:
     """Raise unless the initial scale of a rule is positive; says so where a program was given in its place."""
-    if callable(scale):
-        raise ValueError(
-            f"expected the scale of {owner} to be a positive number, got {type(scale).__name__}: try 0.1; a program "
-            "goes to a guide"
-        )
-    require_positive(owner, "scale", scale)
+    expect(
+        not callable(scale),
+        "the scale to be a positive number",
+        type(scale).__name__,
+        "try 0.1; a program goes to a guide",
+    )
+    require_positive("scale", scale)
 
 
 def require_site(kind: type | tuple[type, ...], rule: Rule, site: SiteContext, what: str) -> None:
@@ -250,7 +253,8 @@ def require_site(kind: type | tuple[type, ...], rule: Rule, site: SiteContext, w
     """
     if not isinstance(site.fn, kind):
         advice = getattr(site.fn, "suggested_rule", "dgp.guides.Normal()")
-        raise ValueError(
-            f"rule {type(rule).__name__}: expected site {site.name!r} to be {what}, got "
-            f"{type(site.fn).__name__}: choose another rule for it in sites={{{site.name!r}: {advice}}}"
+        raise expected(
+            f"site {site.name!r} to be {what}",
+            type(site.fn).__name__,
+            f"choose another rule for it in sites={{{site.name!r}: {advice}}}",
         )

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints, kl_divergence
 
+from numpyro_dgp._checks import expect
 from numpyro_dgp._data import own
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
@@ -176,7 +177,7 @@ class GivenInducing(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_scale("rule GivenInducing", 1.0 if self.scale is None else self.scale)
+        require_scale(1.0 if self.scale is None else self.scale)
         _require_weights("GivenInducing", self.weights)
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
@@ -248,21 +249,18 @@ class JointOutputs(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_scale("rule JointOutputs", self.scale)
+        require_scale(self.scale)
         _require_weights("JointOutputs", self.weights)
-        if self.weights == "model":
-            raise ValueError(
-                'rule JointOutputs: expected weights "free", a rank or a function, got "model": the model does not '
-                "join outputs; use GivenInducing()"
-            )
+        expect(
+            self.weights != "model",
+            'weights "free", a rank or a function',
+            '"model"',
+            "the model does not join outputs; use GivenInducing()",
+        )
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
         fn, function = require_hidden(self, site)
-        if fn.event_dim != 1:
-            raise ValueError(
-                f"rule JointOutputs: expected several outputs at {site.name!r}, got a scalar function: use "
-                "GivenInducing()"
-            )
+        expect(fn.event_dim == 1, f"several outputs at {site.name!r}", "a scalar function", "use GivenInducing()")
         P = fn.event_shape[0]
         A = _by_output(function, function.features(_rows(fn)))
         T = _weights(self.weights, site, fn, (P,)).reshape(-1, P, P, A.shape[-1])  # T[n, p, q]: from v_q to h_np
@@ -320,7 +318,7 @@ class GivenBelow(Rule):
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_scale("rule GivenBelow", self.scale)
+        require_scale(self.scale)
         object.__setattr__(self, "slopes", own(self.slopes))
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
@@ -328,11 +326,12 @@ class GivenBelow(Rule):
         x = fn.inputs
         D = x.shape[-1]
         expected = (D, *fn.event_shape)
-        if self.slopes is not None and jnp.shape(self.slopes) != expected:
-            raise ValueError(
-                f"rule GivenBelow: expected initial slopes at {site.name!r} of shape {expected}, inputs by outputs, "
-                f"got {jnp.shape(self.slopes)}: jnp.eye({D}) passes inputs on to as many outputs"
-            )
+        expect(
+            self.slopes is None or jnp.shape(self.slopes) == expected,
+            f"initial slopes at {site.name!r} of shape {expected}, inputs by outputs",
+            jnp.shape(self.slopes),
+            f"jnp.eye({D}) passes inputs on to as many outputs",
+        )
 
         def slopes() -> Array:
             start = jnp.zeros((*site.initial().shape, D), x.dtype)
@@ -352,11 +351,12 @@ class GivenBelow(Rule):
 
 def _require_weights(rule: str, weights: Any) -> None:
     rank = isinstance(weights, int) and not isinstance(weights, bool) and weights > 0
-    if not (rank or weights in ("free", "model") or callable(weights)):
-        raise ValueError(
-            f'rule {rule}: expected weights "free", "model", a positive rank or a function of the inputs, got '
-            f"{weights!r}: the default ties them as the model does"
-        )
+    expect(
+        rank or weights in ("free", "model") or callable(weights),
+        'weights "free", "model", a positive rank or a function of the inputs',
+        repr(weights),
+        "the default ties them as the model does",
+    )
 
 
 def require_hidden(rule: Rule, site: SiteContext) -> tuple[FunctionValues, InducedFunction]:
@@ -385,11 +385,13 @@ def _weights(weights: LinearWeights, site: SiteContext, fn: Any, inner: tuple[in
     M, dtype, event_dim = fn.function.size, fn.loc.dtype, fn.event_dim
     if callable(weights):
         found, shape = jnp.asarray(weights(fn.inputs), dtype), (*fn.loc.shape, *inner, M)
-        if found.shape != shape:
-            raise ValueError(
-                f"weights of site {site.name!r}: expected a function from inputs {fn.inputs.shape} to weights {shape}, "
-                f"of every row, output and inducing value, got {found.shape}: the inducing values go last"
-            )
+        expect(
+            found.shape == shape,
+            (f"a function from inputs {fn.inputs.shape} to weights {shape}, of every row, output and inducing value"),
+            found.shape,
+            "the inducing values go last",
+            at=f"weights of site {site.name!r}",
+        )
         return found
     if isinstance(weights, str):
         start = lambda: jnp.zeros((*site.initial().shape, *inner, M), dtype)  # noqa: E731
