@@ -18,7 +18,7 @@ from sizes import mostly_long
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp.kernels import RBF, ArcCosine, Chordal, GreatCircle, Matern52, Zonal
-from numpyro_dgp.math.spherical_harmonics import count, degree_shares, harmonics
+from numpyro_dgp.math.spherical_harmonics import num_harmonics, degree_shares, harmonics
 
 rng = np.random.default_rng(4)
 X = rng.normal(size=(11, 2))
@@ -58,7 +58,7 @@ def test_harmonics_reproduce_the_zonal_polynomial(case):
     x = rng.normal(size=(8, dims))
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     B = harmonics(dims, degree, jnp.asarray(x))
-    assert B.shape == (8, count(dims, degree))
+    assert B.shape == (8, num_harmonics(dims, degree))
     np.testing.assert_allclose(B @ B.T, polynomial(dims, degree, x @ x.T), atol=1e-12)
 
 

@@ -16,16 +16,17 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import expected, require_finite
+from numpyro_dgp._checks import expect, require_finite
 from numpyro_dgp._data import as_floats, as_numbers
+from numpyro_dgp._fields import checked
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import lower_factors
 from numpyro_dgp.design.posterior_acquisition import (
     PosteriorAcquisition,
     geometric_mean_variance,
-    require_spread,
     rows_of,
+    spread,
 )
 from numpyro_dgp.math.linalg import matmul, solve_lower
 
@@ -81,15 +82,10 @@ class _AtReference(PosteriorAcquisition):
         noise: of an observation.
     """
 
-    reference: Any
-    noise: ArrayLike = 0.0
+    reference: Any = checked(rows_of)
+    noise: ArrayLike = spread()
 
     __repr__ = brief
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "reference", rows_of("reference", self.reference))
-        require_spread("noise", self.noise)
 
     def variances(self, x: ArrayLike, args: Any, kwargs: Any) -> tuple[Array, Array]:
         """Variances at the reference points (R,), and what observations at x take away of them."""
@@ -230,15 +226,10 @@ class MICE(PosteriorAcquisition):
     Source: Beck and Guillas (2016), section 3.
     """
 
-    candidates: Any
-    nugget: ArrayLike = 1.0
+    candidates: Any = checked(rows_of)
+    nugget: ArrayLike = spread(1.0)
 
     __repr__ = brief
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "candidates", rows_of("candidates", self.candidates))
-        require_spread("nugget", self.nugget)
 
     def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
         """The value at points x (q, D); further arguments are those of the program."""
@@ -257,6 +248,12 @@ class MICE(PosteriorAcquisition):
         given_others = jnp.maximum(before - jnp.square(half).sum(0), least)  # sigma_0^2(x_j | G without x)
         # (|Cov f(x_1..q)| / prod_j sigma_0^2(x_j))^(1/q)
         return geometric_mean_variance(found.covariance[:q, :q]) / jnp.exp(jnp.log(given_others).mean())
+
+
+def _values_of(name: str, y: Any) -> Array:
+    y = as_numbers(name, y)
+    require_finite(name, y, "leave failed runs out, of X too")
+    return as_floats(name, y)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -303,22 +300,15 @@ class VIGF(PosteriorAcquisition):
     Source: Mohammadi and Challenor (2022), section 3.
     """
 
-    X: Any
-    y: Any
+    X: Any = checked(rows_of)
+    y: Any = checked(_values_of)
 
     __repr__ = brief
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        X = rows_of("X", self.X)
-        y = as_numbers("y", self.y)
-        if np.shape(y) != X.shape[:1]:
-            raise expected(
-                f"values y of shape {X.shape[:1]}, one per run in X", np.shape(y), "y[:, 0] of a single column"
-            )
-        require_finite("y", y, "leave failed runs out, of X too")
-        object.__setattr__(self, "X", X)
-        object.__setattr__(self, "y", as_floats("y", y))
+        what = f"values y of shape {self.X.shape[:1]}, one per run in X"
+        expect(np.shape(self.y) == self.X.shape[:1], what, np.shape(self.y), "y[:, 0] of a single column")
 
     def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
         """The value at points x (q, D); further arguments are those of the program."""

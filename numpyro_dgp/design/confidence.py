@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import expected, require_finite, require_scalar, violated
+from numpyro_dgp._fields import flag, nonnegative
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import lower_factors
@@ -59,18 +59,10 @@ class UpperConfidence(WithDraws):
     Source: Srinivas et al. (2010), where beta is the square of this one; Wilson et al. (2017) for batches.
     """
 
-    beta: ArrayLike = 2.0
-    minimise: bool = dataclasses.field(default=True, kw_only=True)
+    beta: ArrayLike = nonnegative(2.0, "it is a number of standard deviations, such as 2.0")
+    minimise: bool = flag(True, "True where small values are good", kw_only=True)
 
     __repr__ = brief
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        advice = "it is a number of standard deviations, such as 2.0"
-        require_scalar("beta", self.beta)
-        require_finite("beta", self.beta, advice)
-        if violated(lambda v: v >= 0, self.beta):
-            raise expected("beta of at least zero", self.beta, advice)
 
     def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
         """The value at points x (q, D); further arguments are those of the program."""

@@ -12,7 +12,7 @@ from jax.scipy.special import ndtr, ndtri
 from numpyro_dgp._checks import expect
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.design.posterior_acquisition import WithDraws, require_best
+from numpyro_dgp.design.posterior_acquisition import WithDraws, value
 
 __all__ = ["ContourEntropy"]
 
@@ -58,13 +58,9 @@ class ContourEntropy(WithDraws):
     Source: Cole et al. (2023), section 3; Marques et al. (2018) for contour entropy; Geweke (1991) for the draws.
     """
 
-    level: ArrayLike
+    level: ArrayLike = value()
 
     __repr__ = brief
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_best("level", self.level)
 
     def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
         """The value at points x (q, D); further arguments are those of the program."""

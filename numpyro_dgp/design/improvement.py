@@ -27,9 +27,10 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import ndtr
 
+from numpyro_dgp._fields import flag
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.design.posterior_acquisition import WithDraws, require_best
+from numpyro_dgp.design.posterior_acquisition import WithDraws, value
 
 __all__ = ["ExpectedImprovement", "LogExpectedImprovement", "largest", "log_expected_excess"]
 
@@ -85,14 +86,10 @@ class _Improvement(WithDraws):
         minimise: whether small values are good.
     """
 
-    best: ArrayLike
-    minimise: bool = dataclasses.field(default=True, kw_only=True)
+    best: ArrayLike = value()
+    minimise: bool = flag(True, "True where small values are good", kw_only=True)
 
     __repr__ = brief
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_best("best", self.best)
 
     def logarithm(self, x: ArrayLike, args: Any, kwargs: Any) -> Array:
         found = self.jointly(x, None, args, kwargs)

@@ -8,11 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from numpyro_dgp._fields import checked, flag
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import JointMixture, lower_factors
 from numpyro_dgp.design.improvement import largest, log_expected_excess
-from numpyro_dgp.design.posterior_acquisition import WithDraws, require_spread, rows_of
+from numpyro_dgp.design.posterior_acquisition import WithDraws, rows_of, spread
 from numpyro_dgp.math.linalg import matmul, solve_lower
 
 __all__ = ["KnowledgeGradient", "expected_gain"]
@@ -101,16 +102,11 @@ class KnowledgeGradient(WithDraws):
     Source: Frazier et al. (2009), section 3.
     """
 
-    candidates: Any
-    noise: ArrayLike = 0.0
-    minimise: bool = dataclasses.field(default=True, kw_only=True)
+    candidates: Any = checked(rows_of)
+    noise: ArrayLike = spread()
+    minimise: bool = flag(True, "True where small values are good", kw_only=True)
 
     __repr__ = brief
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "candidates", rows_of("candidates", self.candidates))
-        require_spread("noise", self.noise)
 
     def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
         """The value at points x (q, D); further arguments are those of the program."""

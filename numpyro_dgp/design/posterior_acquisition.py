@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import expect, expected, require_count, require_finite, require_key, require_scalar, violated
+from numpyro_dgp._checks import expect, expected, require_finite, require_key
 from numpyro_dgp._data import as_floats, as_numbers
+from numpyro_dgp._fields import Checked, count, finite, nonnegative
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import JointMixture, lower_factors
@@ -20,9 +21,9 @@ __all__ = [
     "PosteriorAcquisition",
     "WithDraws",
     "geometric_mean_variance",
-    "require_best",
     "require_function_of_points",
-    "require_spread",
+    "spread",
+    "value",
     "rows_of",
 ]
 
@@ -51,17 +52,14 @@ def require_function_of_points(found: Any) -> Any:
     return found
 
 
-def require_best(name: str, value: ArrayLike) -> None:
-    """Raise unless a value that the function is compared with is one finite number."""
-    require_scalar(name, value)
-    require_finite(name, value, "a number in the units of the function, such as y.min()")
+def value(**options: Any) -> Any:
+    """A field that holds one value of the function, in its units."""
+    return finite(advice="a number in the units of the function, such as y.min()", **options)
 
 
-def require_spread(name: str, value: ArrayLike) -> None:
-    """Raise unless a standard deviation or a factor of one is a number of at least zero."""
-    require_best(name, value)
-    if violated(lambda v: v >= 0, value):
-        raise expected(f"{name} of at least zero", value, "0.0 for a code without noise")
+def spread(default: float = 0.0, **options: Any) -> Any:
+    """A field that holds a standard deviation, which may be zero."""
+    return nonnegative(default, "a standard deviation in the units of the function", **options)
 
 
 def geometric_mean_variance(covariance: Array) -> Array:
@@ -74,7 +72,7 @@ def geometric_mean_variance(covariance: Array) -> Array:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PosteriorAcquisition:
+class PosteriorAcquisition(Checked):
     """An acquisition of a posterior: a pure function of points x (q, D), larger is better.
 
     Args:
@@ -99,13 +97,7 @@ class PosteriorAcquisition:
         require_key(self.key)
         if self.output is not None and (isinstance(self.output, bool) or not isinstance(self.output, int)):
             raise expected("output to be the number of a column", repr(self.output), "0")
-
-        expect(
-            isinstance(minimise := getattr(self, "minimise", True), bool),
-            "minimise to be True or False",
-            repr(minimise),
-            "True where small values are good",
-        )
+        super().__post_init__()
 
     @property
     def _method(self) -> str:
@@ -171,13 +163,12 @@ class WithDraws(PosteriorAcquisition):
         num_draws: quasi-random draws of each of the S Gaussians, a power of two.
     """
 
-    num_draws: int = dataclasses.field(default=128, kw_only=True)
+    num_draws: int = count(128, kw_only=True)
 
     __repr__ = brief
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_count("num_draws", self.num_draws, "128")
         if self.num_draws & (self.num_draws - 1):
             raise expected(
                 "num_draws to be a power of two",

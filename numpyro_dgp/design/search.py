@@ -19,6 +19,7 @@ from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_dgp._checks import expect, expected, require_count, require_key
 from numpyro_dgp._data import known_numbers
+from numpyro_dgp._fields import Checked, count, flag
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.design.ascents import NOT_TRACEABLE, Acquisition, CompiledAcquisition, Programs, compiled_alone
@@ -146,7 +147,7 @@ class Fitted(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Search:
+class Search(Checked):
     r"""A sequential search: fit a program, maximise an acquisition, propose points; for simulators that run elsewhere.
 
     Each round is a function of the record and of nothing else::
@@ -225,18 +226,18 @@ class Search:
     guide: Callable[[Callable[..., Any]], Guide]
     bounds: ArrayLike | Box
     acquisition: Callable[[Posterior, Seen, Array], Acquisition]
-    q: int = dataclasses.field(default=1, kw_only=True)
+    q: int = count(1, kw_only=True)
     initial: int | ArrayLike | None = dataclasses.field(default=None, kw_only=True)
-    minimise: bool = dataclasses.field(default=True, kw_only=True)
-    standardise: bool = dataclasses.field(default=True, kw_only=True)
-    refit_every: int = dataclasses.field(default=5, kw_only=True)
-    num_steps: int = dataclasses.field(default=1000, kw_only=True)
-    refit_steps: int = dataclasses.field(default=500, kw_only=True)
-    condition_steps: int = dataclasses.field(default=2, kw_only=True)
-    num_particles: int = dataclasses.field(default=1, kw_only=True)
+    minimise: bool = flag(True, kw_only=True)
+    standardise: bool = flag(True, kw_only=True)
+    refit_every: int = count(5, kw_only=True)
+    num_steps: int = count(1000, kw_only=True)
+    refit_steps: int = count(500, kw_only=True)
+    condition_steps: int = count(2, kw_only=True)
+    num_particles: int = count(1, kw_only=True)
     optimizer: Any = dataclasses.field(default=None, kw_only=True)
-    num_candidates: int = dataclasses.field(default=1024, kw_only=True)
-    num_starts: int = dataclasses.field(default=8, kw_only=True)
+    num_candidates: int = count(1024, kw_only=True)
+    num_starts: int = count(8, kw_only=True)
 
     __repr__ = brief
 
@@ -244,16 +245,7 @@ class Search:
         for name, value in (("the model", self.model), ("the acquisition", self.acquisition)):
             expect(callable(value), f"{name}, a function", type(value).__name__)
         _require_three_arguments(self.acquisition)
-        for name in ("q", "refit_every", "num_steps", "refit_steps", "condition_steps", "num_particles",
-                     "num_candidates", "num_starts"):  # fmt: skip
-            require_count(name, getattr(self, name), "the default")
-        for name in ("minimise", "standardise"):
-            expect(
-                isinstance(value := getattr(self, name), bool),
-                f"{name} to be True or False",
-                repr(value),
-                "try the default",
-            )
+        super().__post_init__()
         object.__setattr__(self, "bounds", as_box(self.bounds))
         self.box.require_resolved()
         require_maker(self.guide)

@@ -15,6 +15,7 @@ import numpy as np
 
 from numpyro_dgp._checks import expect, expected, require_count, require_finite, require_key
 from numpyro_dgp._data import as_array
+from numpyro_dgp._fields import count, flag
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.design.posterior_acquisition import PosteriorAcquisition
@@ -169,14 +170,13 @@ class ThompsonSampling(PosteriorAcquisition):
     Source: Thompson (1933).
     """
 
-    minimise: bool = dataclasses.field(default=True, kw_only=True)
-    num_features: int = dataclasses.field(default=1024, kw_only=True)
+    minimise: bool = flag(True, "True where small values are good", kw_only=True)
+    num_features: int = count(1024, kw_only=True)
 
     __repr__ = brief
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_count("num_features", self.num_features, "1024")
 
         samples = getattr(self.posterior, "samples", None)
         if isinstance(self.posterior, Fit) and samples is not None:

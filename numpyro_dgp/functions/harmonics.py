@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import caller, expect, expected, is_concrete, require_count
+from numpyro_dgp._fields import Checked, checked, count
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.weights import InducingPrior, Weights, matvec, whitened_values
@@ -29,7 +30,7 @@ from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.per_output import Kernels, covariances, variances
 from numpyro_dgp.kernels.sphere import ZonalKernel
 from numpyro_dgp.math.linalg import jitter, matmul
-from numpyro_dgp.math.spherical_harmonics import count, degree_shares, harmonics, zonal_polynomials
+from numpyro_dgp.math.spherical_harmonics import degree_shares, harmonics, num_harmonics, zonal_polynomials
 from numpyro_dgp.means import Mean
 
 __all__ = ["HarmonicFunction", "Harmonics"]
@@ -40,8 +41,18 @@ _NOTHING = 1e-10  # least share of a degree, at which sqrt(a_l) and log(a_l) hav
 _NO_SHARE = 1e-6  # of the variance: degrees with less get a warning
 
 
+def _degrees(name: str, degrees: Any) -> tuple[int, ...]:
+    """Degrees in their order, of which an integer is the highest."""
+    found = (*range(degrees + 1),) if isinstance(degrees, int) else degrees
+    known = isinstance(found, tuple) and all(isinstance(n, int | np.integer) and n >= 0 for n in found)
+    if not known or not found or len(set(found)) < len(found):
+        what = f"{name} to be different integers from 0 on, or the highest of all"
+        raise expected(what, repr(degrees), "degrees=6, or degrees=(0, 1, 2, 4, 6)")
+    return tuple(sorted(map(int, found)))
+
+
 @pytree
-class Harmonics:
+class Harmonics(Checked):
     r"""Spherical harmonics of low degree: O(N M) per layer, no inducing inputs and no factorisation.
 
     For kernels of directions: :class:`~numpyro_dgp.kernels.Zonal` and :class:`~numpyro_dgp.kernels.ArcCosine`, which
@@ -78,20 +89,8 @@ class Harmonics:
     Source: Dutordoir et al. (2020b), section 3.
     """
 
-    columns: int = static()
-    degrees: int | tuple[int, ...] = static()
-
-    def __post_init__(self) -> None:
-        require_count("columns", self.columns, "columns=X.shape[-1]")
-        found = (*range(self.degrees + 1),) if isinstance(self.degrees, int) else self.degrees
-        known = isinstance(found, tuple) and all(isinstance(n, int | np.integer) and n >= 0 for n in found)
-        if not known or not found or len(set(found)) < len(found):  # type: ignore[arg-type]
-            raise expected(
-                "degrees to be different integers from 0 on, or the highest of all",
-                repr(self.degrees),
-                "degrees=6, or degrees=(0, 1, 2, 4, 6)",
-            )
-        object.__setattr__(self, "degrees", tuple(sorted(map(int, found))))  # type: ignore[arg-type]
+    columns: int = count(hint="columns=X.shape[-1]", static=True)
+    degrees: tuple[int, ...] = checked(_degrees, static=True)
 
     @classmethod
     def around(cls, kernel: Kernel, columns: int, size: int) -> Harmonics:
@@ -120,18 +119,19 @@ class Harmonics:
             "traced ones",
             "call it before the program is compiled, with the shortest lengthscale",
         )
-        last, total = 0, count(dims, 0)
+        last, total = 0, num_harmonics(dims, 0)
         # Degrees 0 to L, at most four times as many harmonics as may be kept.
-        while total + count(dims, last + 1) <= 4 * size:
-            last, total = last + 1, total + count(dims, last + 1)
+        while total + num_harmonics(dims, last + 1) <= 4 * size:
+            last, total = last + 1, total + num_harmonics(dims, last + 1)
         dtype = jnp.result_type(float)
         shares = np.asarray(degree_shares(dims, last, kernel.cast(dtype).by_angle, dtype))
-        each = shares / [count(dims, degree) for degree in range(last + 1)]  # a_l / N_l, the variance of one harmonic
+        # a_l / N_l, the variance of one harmonic
+        each = shares / [num_harmonics(dims, degree) for degree in range(last + 1)]
         kept, left = [], size
         for degree in np.argsort(-each, kind="stable"):
-            if shares[degree] > 1e-6 * shares.sum() and count(dims, int(degree)) <= left:
+            if shares[degree] > 1e-6 * shares.sum() and num_harmonics(dims, int(degree)) <= left:
                 kept.append(int(degree))
-                left -= count(dims, int(degree))
+                left -= num_harmonics(dims, int(degree))
         return cls(columns, tuple(kept))
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> HarmonicFunction:
@@ -146,7 +146,7 @@ class Harmonics:
                 "open one layer per kind of kernel",
             )
         (dims,) = found
-        sizes = [count(dims, degree) for degree in degrees]  # type: ignore[union-attr]
+        sizes = [num_harmonics(dims, degree) for degree in degrees]  # type: ignore[union-attr]
         if max(sizes) > _MOST:
             degree = degrees[sizes.index(max(sizes))]  # type: ignore[index]
             raise expected(
@@ -218,7 +218,7 @@ class HarmonicFunction(InducedFunction):
 
     @property
     def size(self) -> int:
-        return sum(count(self.sphere, degree) for degree in self.degrees)
+        return sum(num_harmonics(self.sphere, degree) for degree in self.degrees)
 
     @property
     def dims(self) -> int:
@@ -302,7 +302,7 @@ class HarmonicFunction(InducedFunction):
             found, polynomials = jnp.zeros_like(cosine), zonal_polynomials(self.sphere, cosine)
             for degree in range(last + 2):
                 # E_w[N_l P_l(x . w) P_l(x' . w)] = P_l(x . x')
-                polynomial = next(polynomials) * count(self.sphere, degree) ** 0.5
+                polynomial = next(polynomials) * num_harmonics(self.sphere, degree) ** 0.5
                 if degree in open_:
                     found = jnp.where(which == np.searchsorted(open_, degree), polynomial, found)
             # r(x) sqrt(sum_l a_l) sqrt(N_l) P_l(x . w), of degree l with probability a_l / sum_l a_l

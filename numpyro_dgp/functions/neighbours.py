@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import kl_divergence
 
-from numpyro_dgp._checks import expect, expected, is_concrete, require_count, require_finite, require_squares
+from numpyro_dgp._checks import expect, expected, is_concrete, require_finite, require_squares
 from numpyro_dgp._data import as_numbers
+from numpyro_dgp._fields import Checked, count
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.function_inputs import checked_inputs, mean_values, noise_variance, require_noise
 from numpyro_dgp.functions.function_values import FunctionValues, Origin, ProcessValues
@@ -268,7 +269,7 @@ _ORDERS = ("maxmin", "coordinate", "random")
 
 
 @pytree
-class Neighbours:
+class Neighbours(Checked):
     r"""Vecchia's approximation of a process at N data: each value given its nearest neighbours among those before it.
 
     .. math:: p(u) = \prod_i p(u_i \mid u_{c(i)}), \qquad p(u_i \mid u_{c(i)}) = N(b_i^\top u_{c(i)}, d_i)
@@ -304,11 +305,12 @@ class Neighbours:
     """
 
     X: Any
-    num: int = static(default=25)
+    num: int = count(25, static=True)
     order: Any = static(default="maxmin")
     sets: ConditioningSets = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         expect(
             is_concrete(self.X),
             "inputs that are known when the program is compiled",
@@ -324,7 +326,6 @@ class Neighbours:
         )
         require_finite("inputs X of Neighbours", X, "drop, impute or mask the rows with missing values")
         require_squares("inputs X of Neighbours", X)
-        require_count("num", self.num, "25")
         order = _order(self.order, X)
         object.__setattr__(self, "X", X)
         object.__setattr__(self, "order", self.order if isinstance(self.order, str) else tuple(order.tolist()))

@@ -15,6 +15,7 @@ import numpyro
 
 from numpyro_dgp._checks import expect, expected, require_finite, require_squares
 from numpyro_dgp._data import as_floats, own_numbers
+from numpyro_dgp._fields import Checked, flag
 from numpyro_dgp._numpyro import plates_around
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.groups import GroupedFunction, open_in_plate
@@ -38,7 +39,7 @@ def learned_inputs(name: str, Z: Array) -> Array:
 
 
 @pytree
-class Points:
+class Points(Checked):
     r"""Inducing points: a function is represented by its values at ``Z``.
 
     The layer's site holds the whitened values v, with :math:`f(Z) - m(Z) = L v` and
@@ -63,20 +64,16 @@ class Points:
     """
 
     Z: ArrayLike
-    learn: bool = static(default=False)
+    learn: bool = flag(static=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "Z", own_numbers(f"inducing inputs of {type(self).__name__}", self.Z))
         expect(
             np.ndim(self.Z) in (2, 3) and 0 not in np.shape(self.Z),
             f"{type(self).__name__}(Z) of shape (M, D), or (P, M, D) for separate inputs per output",
             np.shape(self.Z),
             "for one input column write Z[:, None]",
-        )
-        expect(
-            isinstance(self.learn, bool),
-            f"{type(self).__name__}(Z, learn=...) to be True or False",
-            type(self.learn).__name__,
         )
         require_finite("inducing inputs Z", self.Z, "build them from clean data, e.g. dgp.initial.kmeans(X, M)")
         require_squares("inducing inputs Z", self.Z)

@@ -11,6 +11,7 @@ import numpyro
 
 from numpyro_dgp._checks import expect, expected, require_finite, violated
 from numpyro_dgp._data import as_floats, as_numbers, own_numbers
+from numpyro_dgp._fields import Checked, flag
 from numpyro_dgp._numpyro import plates_around
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.functionals import DirectionalSlope, smoothness
@@ -29,7 +30,7 @@ _SLOPE = DirectionalSlope()
 
 
 @pytree
-class PointsAndSlopes:
+class PointsAndSlopes(Checked):
     r"""Inducing values and slopes: a function is represented by :math:`f(z_m)` and :math:`e_s^\top \nabla f(t_s)`.
 
     A slope says as much as a second value next to the first, without two inducing inputs that are nearly the same. It
@@ -67,9 +68,10 @@ class PointsAndSlopes:
     Z: ArrayLike | None
     at: ArrayLike
     directions: ArrayLike | None = None
-    learn: bool = static(default=False)
+    learn: bool = flag(static=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("Z", "at", "directions"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, own_numbers(name, getattr(self, name)))
@@ -97,7 +99,6 @@ class PointsAndSlopes:
             "a row of zeros",
             "leave it out",
         )
-        expect(isinstance(self.learn, bool), "learn to be True or False", type(self.learn).__name__)
 
     @classmethod
     def with_gradients(cls, Z: ArrayLike, *, learn: bool = False) -> PointsAndSlopes:

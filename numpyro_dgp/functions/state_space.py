@@ -27,8 +27,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import expect, expected, is_concrete, require_count, require_finite, require_positive, violated
+from numpyro_dgp._checks import expect, expected, is_concrete, require_finite, require_positive, violated
 from numpyro_dgp._data import own_numbers
+from numpyro_dgp._fields import Checked, count
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.functions.induced_function import InducedFunction
@@ -275,7 +276,7 @@ def merged(times: Any, others: Any) -> tuple[Any, Any]:
 
 
 @pytree
-class StateSpace:
+class StateSpace(Checked):
     r"""Inducing states: a function of one input column is represented by itself and its derivatives at given times.
 
     A kernel with d states (:class:`~numpyro_dgp.functions.StateSpaceNormal` lists them) has M d whitened values, the
@@ -309,11 +310,11 @@ class StateSpace:
     """
 
     times: ArrayLike
-    order: int = static(default=8)
+    order: int = count(8, static=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "times", checked_times(self.times))
-        require_count("order", self.order, "order=8")
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> StateFunction:
         """Open the site of layer ``name`` and return its random function."""

@@ -27,7 +27,8 @@ from jax.scipy.special import logsumexp
 from numpyro.distributions.util import scale_and_mask
 from numpyro.primitives import Messenger
 
-from numpyro_dgp._checks import expected, require_count
+from numpyro_dgp._checks import expected
+from numpyro_dgp._fields import Checked, count, flag
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.sites import Message, Trace, log_prob, unwrap
@@ -38,7 +39,7 @@ __all__ = ["ReplicatedValues", "ReplicateLatents", "Importance", "ImportanceWeig
 
 
 @dataclasses.dataclass(frozen=True)
-class Importance:
+class Importance(Checked):
     r"""Importance weighting of the latents of every datum, in ``dgp.ELBO``.
 
     Args:
@@ -57,13 +58,10 @@ class Importance:
     Source: Salimbeni (2020), equation 5.11; Tucker et al. (2019).
     """
 
-    num_samples: int
-    doubly_reparameterised: bool = False
+    num_samples: int = count(hint="5")
+    doubly_reparameterised: bool = flag()
 
     __repr__ = brief
-
-    def __post_init__(self) -> None:
-        require_count("num_samples", self.num_samples, "5")
 
 
 class ReplicatedValues(FunctionValues):

@@ -25,7 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer.svi import SVIState
 
-from numpyro_dgp._checks import caller, expected, require_count
+from numpyro_dgp._checks import caller, expected
+from numpyro_dgp._fields import Checked, count, flag
 from numpyro_dgp._repr import brief
 from numpyro_dgp.inference.fit_identity import FitIdentity
 from numpyro_dgp.inference.parameter_files import is_key, partial_files, read_arrays, require_file_path, write_arrays
@@ -93,7 +94,7 @@ _ELSE = "remove it or choose another name"
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(Checked):
     """The file from which an interrupted fit continues, and how often it is written.
 
     ``dgp.fit(..., checkpoint="fit.npz")`` is short for ``checkpoint=dgp.Checkpoint("fit.npz")``.
@@ -114,16 +115,14 @@ class Checkpoint:
     """
 
     path: str | os.PathLike[str]
-    every: int = 1000
-    force: bool = False
+    every: int = count(1000)
+    force: bool = flag()
 
     __repr__ = brief
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_file_path("path", self.path, "fit.npz")
-        require_count("every", self.every, "5000")
-        if not isinstance(self.force, bool):
-            raise expected("force to be True or False", repr(self.force), "False")
 
 
 @dataclasses.dataclass(frozen=True)

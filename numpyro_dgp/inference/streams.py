@@ -10,7 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from numpyro_dgp._checks import expect, expected, require_count
+from numpyro_dgp._checks import expect, expected
+from numpyro_dgp._fields import Checked, count
 from numpyro_dgp._repr import brief
 
 __all__ = ["BatchSource", "Stream"]
@@ -51,7 +52,7 @@ class BatchSource(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Stream(BatchSource):
+class Stream(Checked, BatchSource):
     """Minibatches of rows of arrays on disk, in a random order that is a pure function of the seed and the step.
 
     An epoch takes blocks of neighbouring rows in random order. Several blocks at a time are read and their rows
@@ -85,16 +86,15 @@ class Stream(BatchSource):
     """
 
     arrays: Sequence[Any]
-    batch_size: int
+    batch_size: int = count(hint="256")
     seed: int = 0
-    block: int = 256
-    window: int = 256
+    block: int = count(256)
+    window: int = count(256)
 
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "block", "window"):
-            require_count(name, getattr(self, name), "256")
+        super().__post_init__()
         arrays = self.arrays if isinstance(self.arrays, tuple | list) else None
         if arrays is None or any(isinstance(a, str | os.PathLike) or not np.ndim(a) for a in arrays):
             kinds = type(self.arrays).__name__ if arrays is None else [type(a).__name__ for a in arrays]

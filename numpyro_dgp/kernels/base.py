@@ -16,9 +16,10 @@ import numpy as np
 
 from numpyro_dgp._checks import expect, expected, require_inputs
 from numpyro_dgp._data import as_floats, as_numbers
+from numpyro_dgp._fields import Checked, number
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike, Number, pytree, static
-from numpyro_dgp.kernels.hyperparameters import column_number, require_number
+from numpyro_dgp.kernels.hyperparameters import column_number
 from numpyro_dgp.kernels.state_space_forms import (
     ConstantState,
     ProductState,
@@ -216,7 +217,7 @@ def variances(function: Any, X: Array) -> Any:
     return jax.vmap(lambda x: matrix(function, x[None], x[None])[0, 0])(rows).reshape(X.shape[:-1])
 
 
-class Kernel(Covariance):
+class Kernel(Checked, Covariance):
     r"""A positive semi-definite function :math:`k(x, x')`: a frozen pytree of plain arrays.
 
     Calling it gives the Gram matrix between two sets of inputs. Kernels add, multiply (also by a
@@ -456,10 +457,7 @@ class Constant(Kernel):
         [[0.5 0.5]]
     """
 
-    variance: Number = 1.0
-
-    def __post_init__(self) -> None:
-        require_number(self, "variance")
+    variance: Number = number(1.0)
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         batch = jnp.broadcast_shapes(X1.shape[:-2], X2.shape[:-2])

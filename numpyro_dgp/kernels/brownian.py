@@ -7,10 +7,10 @@ import math
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import expect, require_finite, require_scalar
+from numpyro_dgp._checks import expect
+from numpyro_dgp._fields import finite, number
 from numpyro_dgp._typing import Array, Number, pytree
 from numpyro_dgp.kernels.base import Kernel
-from numpyro_dgp.kernels.hyperparameters import require_number
 from numpyro_dgp.math.linalg import safe_sqrt
 
 __all__ = ["Brownian", "IntegratedBrownian"]
@@ -50,13 +50,8 @@ class Brownian(Kernel):
 
     num_derivatives = 0
 
-    variance: Number = 1.0
-    origin: Number = 0.0
-
-    def __post_init__(self) -> None:
-        require_number(self, "variance")
-        require_scalar("origin", self.origin)
-        require_finite("origin", self.origin, "a place along the input, 0.0")
+    variance: Number = number(1.0)
+    origin: Number = finite(0.0, "a place along the input, 0.0")
 
     def _from_origin(self, X: Array) -> Array:
         """The column of inputs (..., N, 1), counted from the origin: (..., N)."""

@@ -11,9 +11,9 @@ import numpy as np
 
 from numpyro_dgp._checks import caller, expect, expected, require_count, require_finite, violated
 from numpyro_dgp._data import own_numbers
+from numpyro_dgp._fields import array, number
 from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.kernels.base import ColumnError, Kernel, of_both
-from numpyro_dgp.kernels.hyperparameters import lists_as_arrays, require_number
 from numpyro_dgp.kernels.stationary import RBF
 from numpyro_dgp.math.linalg import matmul
 
@@ -106,17 +106,16 @@ class Categorical(Kernel):
     of_labels = True
 
     levels: Any = static()
-    variance: Number = 1.0
-    correlation: Number = 0.5
+    variance: Number = number(1.0)
+    correlation: Number = array(0.5)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         levels = tuple(self.levels) if isinstance(self.levels, list | tuple) else (self.levels,)
         expect(levels, "levels of at least one column", "()", "Categorical(3)")
         for count in levels:
             require_count("levels", count, "int(labels.max()) + 1")
         object.__setattr__(self, "levels", tuple(map(int, levels)))
-        require_number(self, "variance")
-        lists_as_arrays(self, "correlation")
         expect(
             np.shape(self.correlation) in ((), (len(levels),)),
             f"a correlation of shape () or ({len(levels)},)",

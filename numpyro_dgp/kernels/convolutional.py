@@ -15,6 +15,7 @@ import numpy as np
 
 from numpyro_dgp._checks import expect, expected, require_count, require_finite
 from numpyro_dgp._data import as_numbers, own_numbers
+from numpyro_dgp._fields import Checked, count, flag
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.kernels.base import Kernel, as_kernel, expand
 from numpyro_dgp.math.linalg import matmul
@@ -24,7 +25,7 @@ __all__ = ["Convolutional", "Patches", "as_convolutional"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Patches:
+class Patches(Checked):
     r"""The patches of an image: all windows of h by w pixels, in steps of ``stride`` pixels, R of them.
 
     Images are rows of H W C numbers, as ``images.reshape(N, -1)`` gives them of an array (N, H, W) or (N, H, W, C).
@@ -58,10 +59,11 @@ class Patches:
 
     image: tuple[int, ...]
     patch: tuple[int, int]
-    stride: int = 1
-    places: bool = False
+    stride: int = count(1)
+    places: bool = flag()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, lengths, shape in (("image", (2, 3), "(H, W) or (H, W, C)"), ("patch", (2,), "(h, w)")):
             sizes = getattr(self, name)
             expect(
@@ -73,9 +75,6 @@ class Patches:
             for size in sizes:
                 require_count(f"every number of {name}", size, "Patches((28, 28), (5, 5))")
             object.__setattr__(self, name, tuple(map(int, sizes)))
-        require_count("stride", self.stride, "1")
-        if not isinstance(self.places, bool):
-            raise expected("places to be True or False", repr(self.places), "places=True")
         if self.patch[0] > self.image[0] or self.patch[1] > self.image[1]:
             raise expected(
                 f"patches no larger than the image, {self.image[:2]}",

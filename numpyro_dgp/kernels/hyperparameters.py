@@ -1,4 +1,4 @@
-"""Checks of what kernels are made with: one number, one for each column of the inputs, or the number of a column."""
+"""What kernels are made with, where it meets the columns of the inputs."""
 
 from __future__ import annotations
 
@@ -7,41 +7,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import expect, require_positive, require_scalar
-from numpyro_dgp._data import as_numbers, own
+from numpyro_dgp._checks import expect
 from numpyro_dgp._typing import Number
 
-__all__ = ["by_column", "column_number", "lists_as_arrays", "require_number", "require_positive_array"]
-
-
-def lists_as_arrays(kernel: Any, *names: str) -> None:
-    """Hyperparameters of a kernel that is being made, of which lists of numbers become arrays. Arrays of NumPy are
-    copied: their owner may change them.
-
-    Raises:
-        ValueError: lists of something else, or of unequal lengths.
-    """
-    for name in names:
-        if isinstance(value := getattr(kernel, name), list | tuple):
-            found = jnp.asarray(as_numbers(f"{name} of {type(kernel).__name__}", value))
-            object.__setattr__(kernel, name, found)
-        else:
-            object.__setattr__(kernel, name, own(value))
-
-
-def require_number(kernel: Any, name: str) -> None:
-    """Raise unless the hyperparameter ``name`` is a single positive number."""
-    require_scalar(name, getattr(kernel, name))
-    require_positive(name, getattr(kernel, name))
-
-
-def require_positive_array(kernel: Any, name: str) -> None:
-    """Raise unless all numbers of the hyperparameter ``name`` are positive; of a list it becomes an array.
-
-    How many there must be is known where the kernel meets its inputs: :func:`by_column`.
-    """
-    lists_as_arrays(kernel, name)
-    require_positive(name, getattr(kernel, name))
+__all__ = ["by_column", "column_number"]
 
 
 def by_column(kernel: Any, name: str, columns: int) -> Number:

@@ -16,10 +16,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import expect, expected, require_count, require_finite, require_scalar
+from numpyro_dgp._checks import expected
+from numpyro_dgp._fields import count, finite, number, one_of, positive
 from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.kernels.base import Kernel, as_kernel
-from numpyro_dgp.kernels.hyperparameters import by_column, column_number, require_number, require_positive_array
+from numpyro_dgp.kernels.hyperparameters import by_column, column_number
 from numpyro_dgp.kernels.sphere import ZonalKernel, extended, extended_directions, squared_length
 from numpyro_dgp.kernels.terms import Term
 from numpyro_dgp.math.linalg import matmul
@@ -50,10 +51,7 @@ class White(Kernel):
 
     num_derivatives = 0
 
-    variance: Number = 1.0
-
-    def __post_init__(self) -> None:
-        require_number(self, "variance")
+    variance: Number = number(1.0)
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         same = jnp.asarray(True)
@@ -86,10 +84,7 @@ class Linear(Kernel):
     Source: Salimbeni (2020), section 1.4.
     """
 
-    variance: Number = 1.0
-
-    def __post_init__(self) -> None:
-        require_positive_array(self, "variance")
+    variance: Number = positive(1.0)
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         return matmul(X1 * by_column(self, "variance", X1.shape[-1]), X2.mT)  # sum_d σ_d^2 x_d x'_d
@@ -135,15 +130,9 @@ class Polynomial(Kernel):
     Source: Salimbeni (2020), section 1.4.
     """
 
-    variance: Number = 1.0
-    offset: Number = 1.0
-    degree: int = static(default=2)
-
-    def __post_init__(self) -> None:
-        require_positive_array(self, "variance")
-        require_number(self, "offset")
-        if not isinstance(self.degree, int) or self.degree < 1:
-            raise expected("Polynomial(degree=...) to be a positive integer", repr(self.degree), "try 2")
+    variance: Number = positive(1.0)
+    offset: Number = number(1.0)
+    degree: int = count(2, static=True)
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         return (matmul(X1 * by_column(self, "variance", X1.shape[-1]), X2.mT) + self.offset) ** self.degree
@@ -225,18 +214,10 @@ class ArcCosine(ZonalKernel):
     Source: Cho and Saul (2009), equations 3-6.
     """
 
-    variance: Number = 1.0
-    weight_variances: Number = 1.0
-    bias_variance: Number = 1.0
-    order: int = static(default=1)
-
-    def __post_init__(self) -> None:
-        for name in ("variance", "bias_variance"):
-            require_number(self, name)
-        require_positive_array(self, "weight_variances")
-        expect(
-            self.order in (0, 1, 2), "ArcCosine(order=...) to be 0, 1 or 2", repr(self.order), "1 is rectified linear"
-        )
+    variance: Number = number(1.0)
+    weight_variances: Number = positive(1.0)
+    bias_variance: Number = number(1.0)
+    order: int = one_of(0, 1, 2, default=1, hint="1 is rectified linear", static=True)
 
     @property
     def num_derivatives(self) -> int:
@@ -314,16 +295,14 @@ class ChangePoint(Kernel):
 
     before: Kernel
     after: Kernel
-    location: Number
-    width: Number = 1.0
+    location: Number = finite(advice="a place along the column, 0.5")
+    width: Number = number(1.0)
     column: int = static(default=0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "before", as_kernel(self.before))
         object.__setattr__(self, "after", as_kernel(self.after))
-        require_scalar("location", self.location)
-        require_finite("location of ChangePoint", self.location, "a place along the column, 0.5")
-        require_number(self, "width")
         if (column := column_number(self.column)) is None:
             raise expected("column to be a number counted from 0", repr(self.column), "column=0 is the first")
         object.__setattr__(self, "column", column)
@@ -397,14 +376,9 @@ class GibbsRBF(Kernel):
     Source: Gibbs (1997), with the lengthscales of all columns functions of all of x.
     """
 
-    variance: Number = 1.0
-    lengthscale: Number = 1.0
-    places: int = static(default=1)
-
-    def __post_init__(self) -> None:
-        require_number(self, "variance")
-        require_positive_array(self, "lengthscale")
-        require_count("places", self.places, "X.shape[-1]")
+    variance: Number = number(1.0)
+    lengthscale: Number = positive(1.0)
+    places: int = count(1, "X.shape[-1]", static=True)
 
     def _checked_lengthscale(self, X: Array) -> Number:
         """The lengthscale, where it fits to inputs (..., N, D + 1) or (..., N, 2 D)."""

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from jax.scipy.special import i0e
 
 from numpyro_dgp._checks import expected, require_count, violated
+from numpyro_dgp._fields import positive
 from numpyro_dgp._typing import Array, Number, pytree
-from numpyro_dgp.kernels.hyperparameters import by_column, require_positive_array
+from numpyro_dgp.kernels.hyperparameters import by_column
 from numpyro_dgp.kernels.state_space_forms import (
     ConstantState,
     RotatingState,
@@ -86,11 +87,7 @@ class Periodic(Stationary):
     Source: Salimbeni (2020), section 1.4.
     """
 
-    period: Number = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive_array(self, "period")
+    period: Number = positive(1.0)
 
     def _require_columns(self, columns: int) -> None:
         super()._require_columns(columns)

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dgp._checks import expect, expected, violated
-from numpyro_dgp._typing import Array, Number, pytree, static
+from numpyro_dgp._fields import number, one_of, positive
+from numpyro_dgp._typing import Array, Number, pytree
 from numpyro_dgp.kernels.base import Kernel, as_kernel, of_both
-from numpyro_dgp.kernels.hyperparameters import by_column, require_number, require_positive_array
+from numpyro_dgp.kernels.hyperparameters import by_column
 from numpyro_dgp.kernels.stationary import Matern32, Matern52, Stationary
 from numpyro_dgp.math.distances import squared_distances
 from numpyro_dgp.math.linalg import matmul, safe_sqrt
@@ -138,15 +139,13 @@ class Zonal(ZonalKernel):
     """
 
     kernel: Kernel = Matern52()
-    weight_variances: Number = 1.0
-    bias_variance: Number = 1.0
-    order: int = static(default=1)
+    weight_variances: Number = positive(1.0)
+    bias_variance: Number = number(1.0)
+    order: int = one_of(0, 1, 2, default=1, hint="1 grows in proportion", static=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         by_chord(self.kernel, jnp.zeros(()))
-        require_positive_array(self, "weight_variances")
-        require_number(self, "bias_variance")
-        expect(self.order in (0, 1, 2), "Zonal(order=...) to be 0, 1 or 2", repr(self.order), "1 grows in proportion")
 
     def directions(self, X: Array) -> Array:
         return extended_directions(X, by_column(self, "weight_variances", X.shape[-1]), self.bias_variance)
@@ -260,11 +259,11 @@ class Chordal(ZonalKernel):
     """
 
     kernel: Kernel = Matern32()
-    radius: Number = 1.0
+    radius: Number = number(1.0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "kernel", as_kernel(self.kernel))
-        require_number(self, "radius")
 
     def check_inputs(self, X: Any) -> None:
         _require_degrees(X)
@@ -320,13 +319,9 @@ class GreatCircle(ZonalKernel):
 
     num_derivatives = 0
 
-    variance: Number = 1.0
-    lengthscale: Number = 1.0
-    radius: Number = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("variance", "lengthscale", "radius"):
-            require_number(self, name)
+    variance: Number = number(1.0)
+    lengthscale: Number = number(1.0)
+    radius: Number = number(1.0)
 
     def check_inputs(self, X: Any) -> None:
         _require_degrees(X)

@@ -26,10 +26,11 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
-from numpyro_dgp._checks import expected, require_finite
+from numpyro_dgp._checks import expected
+from numpyro_dgp._fields import array, number, positive
 from numpyro_dgp._typing import Array, Number, pytree
 from numpyro_dgp.kernels.base import Kernel, of_both
-from numpyro_dgp.kernels.hyperparameters import by_column, lists_as_arrays, require_number, require_positive_array
+from numpyro_dgp.kernels.hyperparameters import by_column
 from numpyro_dgp.kernels.state_space_forms import MaternState, StateSpaceForm, no_state_space
 from numpyro_dgp.kernels.terms import Term
 from numpyro_dgp.math.distances import squared_distances
@@ -110,12 +111,8 @@ class Stationary(Kernel):
         ValueError: a value that is not positive, or lengthscales that do not match the columns.
     """
 
-    variance: Number = 1.0
-    lengthscale: Number = 1.0
-
-    def __post_init__(self) -> None:
-        require_number(self, "variance")
-        require_positive_array(self, "lengthscale")
+    variance: Number = number(1.0)
+    lengthscale: Number = positive(1.0)
 
     def profile(self, r2: Array) -> Array:
         """The correlation as a function of the squared scaled distance."""
@@ -339,11 +336,7 @@ class RationalQuadratic(Stationary):
     Source: Salimbeni (2020), section 1.4.
     """
 
-    alpha: Number = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_number(self, "alpha")
+    alpha: Number = number(1.0)
 
     def profile(self, r2: Array) -> Array:
         return jnp.exp(-self.alpha * jnp.log1p(0.5 * r2 / self.alpha))  # (1 + r^2 / 2 α)^-α
@@ -388,12 +381,12 @@ class SpectralMixture(Kernel):
     at plus and minus :math:`\mu_q`, takes the place of a product of cosines.
     """
 
-    variance: Any
-    frequency: Any
-    lengthscale: Any
+    variance: Any = positive()
+    frequency: Any = array(advice="turns per unit of input, one over the period")
+    lengthscale: Any = positive()
 
     def __post_init__(self) -> None:
-        lists_as_arrays(self, "variance", "frequency", "lengthscale")
+        super().__post_init__()
         shapes = [jnp.shape(a) for a in (self.variance, self.frequency, self.lengthscale)]
         widths = {shape[1] for shape in shapes[1:] if len(shape) == 2}
         if len(shapes[0]) != 1 or any(s[:1] != shapes[0] or len(s) > 2 for s in shapes) or len(widths) > 1:
@@ -402,9 +395,6 @@ class SpectralMixture(Kernel):
                 ", ".join(map(str, shapes)),
                 "one row per component",
             )
-        require_positive_array(self, "variance")
-        require_positive_array(self, "lengthscale")
-        require_finite("frequency of SpectralMixture", self.frequency, "turns per unit of input, one over the period")
 
     def _by_component(self, columns: int) -> tuple[Array, Array]:
         """Frequencies (Q, D), and lengthscales (Q, D) or (Q, 1)."""

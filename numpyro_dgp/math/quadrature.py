@@ -31,6 +31,7 @@ from jax.scipy.special import logsumexp, ndtri
 from scipy.special import roots_hermite
 
 from numpyro_dgp._checks import expect, expected
+from numpyro_dgp._fields import Checked, count
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.math.linalg import safe_sqrt, tensordot
 
@@ -81,7 +82,7 @@ def _hermite(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytree
-class GaussHermite:
+class GaussHermite(Checked):
     r"""Gauss-Hermite quadrature: :math:`E[g(h)] \approx \sum_k \beta_k\, g(\mu + \sqrt2\, \sigma\, \chi_k)` for
     :math:`h \sim N(\mu, \sigma^2)`, with the nodes :math:`\chi` of a Hermite polynomial and weights :math:`\beta`.
 
@@ -102,10 +103,7 @@ class GaussHermite:
         5.0
     """
 
-    size: int = static(default=20)
-
-    def __post_init__(self) -> None:
-        _require_count("size", self.size)
+    size: int = count(20, static=True)
 
     def nodes(self, loc: Array, variance: Array) -> Nodes:
         loc, variance = jnp.broadcast_arrays(loc, variance)
@@ -115,7 +113,7 @@ class GaussHermite:
 
 
 @pytree
-class MonteCarlo:
+class MonteCarlo(Checked):
     """Independent draws, for functions that mix outputs; their mean is an unbiased estimate of the expectation.
 
     Args:
@@ -134,11 +132,8 @@ class MonteCarlo:
         ((100000, 2), True)
     """
 
-    size: int = static(default=20)
+    size: int = count(20, static=True)
     key: Array | None = None
-
-    def __post_init__(self) -> None:
-        _require_count("size", self.size)
 
     def nodes(self, loc: Array, variance: Array) -> Nodes:
         loc, variance = jnp.broadcast_arrays(loc, variance)

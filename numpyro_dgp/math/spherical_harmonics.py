@@ -23,16 +23,16 @@ import numpy as np
 from numpyro_dgp._typing import Array
 from numpyro_dgp.math.linalg import matmul
 
-__all__ = ["count", "degree_shares", "harmonics", "zonal_polynomials"]
+__all__ = ["num_harmonics", "degree_shares", "harmonics", "zonal_polynomials"]
 
 _NODES = 200
 
 
-def count(dims: int, degree: int) -> int:
+def num_harmonics(dims: int, degree: int) -> int:
     """The number of independent harmonics of one degree on the unit sphere in ``dims`` dimensions.
 
     Example:
-        >>> [count(3, degree) for degree in range(4)], count(9, 4)
+        >>> [num_harmonics(3, degree) for degree in range(4)], num_harmonics(9, 4)
         ([1, 3, 5, 7], 450)
     """
     # The dimension of the homogeneous polynomials of degree l, less that for degree l - 2.
@@ -69,7 +69,7 @@ def harmonics(dims: int, degree: int, directions: Array) -> Array:
 @lru_cache
 def _basis(dims: int, degree: int) -> tuple[np.ndarray, np.ndarray]:
     """Points (N_l, E) and the inverse of R: of many directions those by a pivoted Cholesky factorisation."""
-    size = count(dims, degree)
+    size = num_harmonics(dims, degree)
     tried = np.random.default_rng(0).normal(size=(4 * size + 100, dims))
     tried /= np.linalg.norm(tried, axis=1, keepdims=True)
     factor, left, chosen = np.zeros((size, len(tried))), np.ones(len(tried)), []
@@ -107,5 +107,5 @@ def degree_shares(dims: int, last: int, profile: Callable[[Array], Array], dtype
     weights = 0.5 * math.pi / whole * weights * np.sin(angle) ** (dims - 2)
     polynomials = zonal_polynomials(dims, np.cos(angle))
     # N_l P_l(cos θ) sin(θ)^(E-2) dθ / whole, one row per degree
-    rows = [count(dims, degree) * weights * next(polynomials) for degree in range(last + 1)]
+    rows = [num_harmonics(dims, degree) * weights * next(polynomials) for degree in range(last + 1)]
     return matmul(jnp.asarray(np.stack(rows), dtype), profile(jnp.asarray(angle, dtype))[:, None])[:, 0]

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.flatten_util import ravel_pytree
 
-from numpyro_dgp._checks import require_count, require_positive
+from numpyro_dgp._fields import Checked, count, positive
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.mcmc.block_moves import Block, BlockTarget, Priors, SliceState, Untuned
@@ -112,7 +112,7 @@ def _log_prob(prior: dist.Distribution, value: Array) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class EllipticalSlice(Untuned):
+class EllipticalSlice(Checked, Untuned):
     r"""Elliptical slice sampling of sites that are Gaussian a priori, together: for blocks of ``dgp.mcmc.Gibbs``.
 
     No step size, no gradient, always a new point. Suited to inducing values, non-centred hidden values, values of exact
@@ -133,12 +133,9 @@ class EllipticalSlice(Untuned):
     Source: Murray et al. (2010).
     """
 
-    repeat: int = 1
+    repeat: int = count(1)
 
     __repr__ = brief
-
-    def __post_init__(self) -> None:
-        require_count("repeat", self.repeat, "1")
 
     def move(
         self, key: Array, state: SliceState, z: Block, energy: Array, given: BlockTarget
@@ -169,7 +166,7 @@ class _LineSearch(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Slice(Untuned):
+class Slice(Checked, Untuned):
     """Slice sampling of one number after another, on the unconstrained scale: for blocks of ``dgp.mcmc.Gibbs``.
 
     No gradient and no tuning: the bracket steps out from ``width`` to the slice and shrinks to it. For a few
@@ -189,12 +186,9 @@ class Slice(Untuned):
     Source: Neal (2003).
     """
 
-    width: float = 1.0
+    width: float = positive(1.0, "try 1.0")
 
     __repr__ = brief
-
-    def __post_init__(self) -> None:
-        require_positive("width", self.width, "try 1.0")
 
     def move(
         self, key: Array, state: SliceState, z: Block, energy: Array, given: BlockTarget

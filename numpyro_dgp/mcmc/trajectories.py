@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from numpyro.infer.hmc import hmc
 
-from numpyro_dgp._checks import expected, require_count, require_positive
+from numpyro_dgp._checks import expected
+from numpyro_dgp._fields import Checked, count, positive
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.mcmc.block_moves import Block, BlockTarget
@@ -36,7 +37,7 @@ class TrajectoryState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockNUTS:
+class BlockNUTS(Checked):
     """NumPyro's NUTS, for hyperparameters and whatever else has no Gaussian prior: for blocks of ``dgp.mcmc.Gibbs``.
 
     Step size and mass are adapted in the warm-up of the chain.
@@ -59,16 +60,15 @@ class BlockNUTS:
     Source: Hoffman and Gelman (2014).
     """
 
-    step_size: float = 1.0
+    step_size: float = positive(1.0, "try 1.0")
     target_accept_prob: float = 0.8
     dense_mass: bool | list[tuple[str, ...]] = False
-    max_tree_depth: int = 10
+    max_tree_depth: int = count(10)
 
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_positive("step_size", self.step_size, "try 1.0")
-        require_count("max_tree_depth", self.max_tree_depth, "10")
+        super().__post_init__()
         if not isinstance(self.target_accept_prob, Real) or not 0 < self.target_accept_prob < 1:
             raise expected(
                 "0 < target_accept_prob < 1",

@@ -25,12 +25,12 @@ from numpyro_dgp._checks import (
     expected,
     nearest,
     require_call,
-    require_count,
     require_finite,
     require_finite_leaves,
     require_key,
 )
 from numpyro_dgp._data import as_array, own
+from numpyro_dgp._fields import Checked, count, flag
 from numpyro_dgp._numpyro import apart
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.analysis.calls import (
@@ -135,7 +135,7 @@ def _noisy(noise: ArrayLike, outputs: int | None) -> Callable[[Array], dist.Dist
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(Checked):
     """How a posterior predicts, the same in all of its methods.
 
     Args:
@@ -147,16 +147,9 @@ class Options:
         ValueError: numbers that are not positive integers.
     """
 
-    num_samples: int | None = None
-    batch_size: int | None = None
-    progress_bar: bool = True
-
-    def __post_init__(self) -> None:
-        for name, example in (("num_samples", "100"), ("batch_size", "10_000")):
-            if (value := getattr(self, name)) is not None:
-                require_count(name, value, example)
-        if not isinstance(self.progress_bar, bool):
-            raise expected("progress_bar to be True or False", repr(self.progress_bar), "False for none")
+    num_samples: int | None = count(None, "100")
+    batch_size: int | None = count(None, "10_000")
+    progress_bar: bool = flag(True, "False for none")
 
     def using(self, num_samples: int | None, batch_size: int | None, progress_bar: bool | None) -> Options:
         """These options with those in place that are not ``None``."""

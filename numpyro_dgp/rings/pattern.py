@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_dgp._checks import expect, expected, is_concrete, require_count, require_positive
+from numpyro_dgp._checks import expect, expected, is_concrete
+from numpyro_dgp._fields import Checked, count, positive
 from numpyro_dgp._repr import brief
 from numpyro_dgp.rings.spectra import Ring, require_ring
 
@@ -114,7 +115,7 @@ class Pattern:
 
 
 @dataclasses.dataclass(frozen=True)
-class Solver:
+class Solver(Checked):
     """How a :class:`RingNormal` with gaps, or with noise of its own at every point, is solved.
 
     Args:
@@ -138,17 +139,16 @@ class Solver:
     """
 
     exact: int = 3000
-    probes: int = 8
-    steps: int = 60
-    tol: float = 1e-8
-    maxiter: int = 1000
+    probes: int = count(8)
+    steps: int = count(60)
+    tol: float = positive(1e-8, "try 1e-8")
+    maxiter: int = count(1000)
     seed: int = 0
 
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        for name, hint in (("probes", "8"), ("steps", "60"), ("maxiter", "1000")):
-            require_count(name, getattr(self, name), hint)
+        super().__post_init__()
         if type(self.exact) is not int or self.exact < 0:
             raise expected(
                 "exact to be an integer of at least zero",
@@ -157,6 +157,5 @@ class Solver:
             )
         if self.probes < 2:
             raise expected("probes to be at least 2", self.probes, "their scatter is the error of the log determinant")
-        require_positive("tol", self.tol, "try 1e-8")
         if type(self.seed) is not int:
             raise expected("seed to be an integer", repr(self.seed), "try 0")

@@ -16,7 +16,8 @@ from numpyro.distributions.flows import InverseAutoregressiveTransform
 from numpyro.distributions.transforms import ComposeTransform, Transform
 from numpyro.nn import AutoregressiveNN
 
-from numpyro_dgp._checks import expect, expected, require_count
+from numpyro_dgp._checks import expect, expected
+from numpyro_dgp._fields import count
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.weights import InducingPrior
@@ -125,27 +126,20 @@ class Flow(Rule):
 
     bijector: Callable[[int], Transform] | None = None
     base: Base = dataclasses.field(default_factory=Full)
-    depth: int = 2
-    hidden: int | None = None
+    depth: int = count(2)
+    hidden: int | None = count(None, "50")
     antithetic: bool = False
 
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_count("depth", self.depth, "2")
+        super().__post_init__()
         expect(
             self.bijector is None or callable(self.bijector),
             "bijector to be a function of the number of values",
             type(self.bijector).__name__,
             "lambda n: transform, or leave it out",
         )
-        require_count("hidden", 1 if self.hidden is None else self.hidden, "50")
-        if not isinstance(self.base, Base):
-            raise expected(
-                "base=Full(), Diagonal(), LowRank(rank) or MarkovInducing(...)",
-                repr(self.base),
-                "it gives the Gaussian that the flow starts at",
-            )
 
     def follows(self, name: str, order: tuple[str, ...]) -> str | None:
         return self.base.follows(name, order)

@@ -22,14 +22,15 @@ import numpy as np
 import numpyro
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import expected, is_concrete, require_count
+from numpyro_dgp._checks import expected, is_concrete
+from numpyro_dgp._fields import count, scale
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.sites import unwrap
 from numpyro_dgp.functions.layer_starts import kmeans
 from numpyro_dgp.functions.weights import FullBelief, InducingPrior
 from numpyro_dgp.guides.rules.inducing_values import row_scaled_tril
-from numpyro_dgp.guides.rules.rule import Rule, SiteContext, initial_scale, require_scale, require_site
+from numpyro_dgp.guides.rules.rule import Rule, SiteContext, initial_scale, require_site
 from numpyro_dgp.math.gaussians import given_observations
 from numpyro_dgp.math.linalg import matmul
 
@@ -95,18 +96,17 @@ class GlobalInducing(Rule):
     by the inducing values that the program gives it.
     """
 
-    num_inducing: int
+    num_inducing: int = count(hint="50")
     inputs: str | None = None
     diagonal: bool = False
-    scale: float | None = None
+    scale: float | None = scale()
     labels: Sequence[int] = ()
     follows_layers = True
 
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_count("num_inducing", self.num_inducing, "50")
-        require_scale(1.0 if self.scale is None else self.scale)
+        super().__post_init__()
         object.__setattr__(self, "labels", tuple(np.atleast_1d(self.labels).tolist()))
 
     def __call__(self, site: SiteContext) -> FullBelief:

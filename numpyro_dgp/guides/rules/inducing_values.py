@@ -21,6 +21,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import ParameterFreeTransform
 
+from numpyro_dgp._fields import scale
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.joint_values import JointValues, WhitenedValues
@@ -32,7 +33,6 @@ from numpyro_dgp.guides.rules.rule import (
     SiteContext,
     initial_scale,
     require_rows,
-    require_scale,
     require_site,
 )
 from numpyro_dgp.math.linalg import fused
@@ -125,12 +125,9 @@ class SparseFactor(Rule):
         {'v_auto_loc': (1, 20), 'v_auto_scale': (1, 20), 'v_auto_weights': (1, 20, 3)}
     """
 
-    scale: float | None = None
+    scale: float | None = scale()
 
     __repr__ = brief
-
-    def __post_init__(self) -> None:
-        require_scale(1.0 if self.scale is None else self.scale)
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
         require_site(NeighbourValues, self, site, "the values of a process of dgp.Neighbours")
@@ -174,13 +171,10 @@ class Full(Rule):
     Source: Salimbeni (2020), equation 2.5, whitened.
     """
 
-    scale: float | None = None
+    scale: float | None = scale()
     gaussian = GaussianParameters("scale_tril", diagonal=False)
 
     __repr__ = brief
-
-    def __post_init__(self) -> None:
-        require_scale(1.0 if self.scale is None else self.scale)
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
         require_site((InducingPrior, JointValues), self, site, "inducing values or the values of an exact process")
@@ -225,13 +219,10 @@ class Diagonal(Rule):
         {'f_auto_loc': (5,), 'f_auto_scale': (5,)}
     """
 
-    scale: float | None = None
+    scale: float | None = scale()
     gaussian = GaussianParameters("scale", diagonal=True)
 
     __repr__ = brief
-
-    def __post_init__(self) -> None:
-        require_scale(1.0 if self.scale is None else self.scale)
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
         require_site((InducingPrior, NeighbourValues), self, site, "inducing values or those of dgp.Neighbours")

@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 from numpyro.distributions import constraints, kl_divergence
 
-from numpyro_dgp._checks import expected, require_count
+from numpyro_dgp._checks import expected
+from numpyro_dgp._fields import count, kind_of, scale
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.fields_in_order import FieldsInOrder
@@ -35,7 +36,6 @@ from numpyro_dgp.guides.rules.rule import (
     Rule,
     SiteContext,
     initial_scale,
-    require_scale,
     require_site,
 )
 from numpyro_dgp.math.gaussians import kl_full, log_density, log_determinant
@@ -135,12 +135,9 @@ class FullJoint(Rule):
     Source: Chamberlin (2016), section 4.9, whitened.
     """
 
-    scale: float | None = None
+    scale: float | None = scale()
 
     __repr__ = brief
-
-    def __post_init__(self) -> None:
-        require_scale(1.0 if self.scale is None else self.scale)
 
     def __call__(self, site: SiteContext) -> JointInducing:
         require_site(InducingPrior, self, site, "inducing values")
@@ -194,20 +191,10 @@ class MarkovInducing(Rule):
     """
 
     below: str | None = None
-    rank: int | None = None
-    conditional: Full | Diagonal | LowRank | FullJoint = dataclasses.field(default_factory=Full)
+    rank: int | None = count(None, "5, or None for a dense matrix")
+    conditional: Full | Diagonal | LowRank | FullJoint = kind_of(Full, Diagonal, LowRank, FullJoint)
 
     __repr__ = brief
-
-    def __post_init__(self) -> None:
-        if self.rank is not None:
-            require_count("rank", self.rank, "5, or None for a dense matrix")
-        if not isinstance(self.conditional, Full | Diagonal | LowRank | FullJoint):
-            raise expected(
-                "conditional=Full(), Diagonal(), LowRank(rank) or FullJoint()",
-                repr(self.conditional),
-                "it gives the covariance of inducing values when those of the layer below are known",
-            )
 
     @property
     def gaussian(self) -> GaussianParameters | None:  # type: ignore[override]

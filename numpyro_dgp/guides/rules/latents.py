@@ -18,6 +18,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_dgp._checks import expect, expected
+from numpyro_dgp._fields import count
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, pytree
 from numpyro_dgp.functions.function_values import FunctionValues
@@ -190,12 +191,9 @@ class Quadrature(Prior):
     Source: Salimbeni (2020), equation 4.8, with the sum over data outside the logarithm.
     """
 
-    size: int = 100
+    size: int = count(100)
 
     __repr__ = brief
-
-    def __post_init__(self) -> None:
-        GaussHermite(self.size)
 
     @property
     def num_nodes(self) -> int:  # type: ignore[override]

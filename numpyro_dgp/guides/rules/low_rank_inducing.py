@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints, kl_divergence
 
-from numpyro_dgp._checks import expected, require_count
+from numpyro_dgp._fields import count, one_of, scale
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.weights import Belief, InducingPrior, matvec
-from numpyro_dgp.guides.rules.rule import Rule, SiteContext, initial_scale, require_scale, require_site
+from numpyro_dgp.guides.rules.rule import Rule, SiteContext, initial_scale, require_site
 from numpyro_dgp.math.gaussians import (
     kl_low_rank,
     log_density,
@@ -152,17 +152,11 @@ class LowRank(Rule):
     Source: Tomczak et al. (2020), for the covariance.
     """
 
-    rank: int
-    of: Literal["precision", "covariance"] = "precision"
-    scale: float | None = None
+    rank: int = count(hint="5")
+    of: Literal["precision", "covariance"] = one_of("precision", "covariance")
+    scale: float | None = scale()
 
     __repr__ = brief
-
-    def __post_init__(self) -> None:
-        require_count("rank", self.rank, "5")
-        if self.of not in ("precision", "covariance"):
-            raise expected('of="precision" or "covariance"', repr(self.of), "leave it out for the first")
-        require_scale(1.0 if self.scale is None else self.scale)
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
         require_site(InducingPrior, self, site, "inducing values")

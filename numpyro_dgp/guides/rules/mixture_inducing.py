@@ -21,7 +21,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import expected, require_count, require_positive
+from numpyro_dgp._fields import count, kind_of, positive
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.weights import Belief, InducingPrior
@@ -85,20 +85,12 @@ class MixtureOfGaussians(Rule):
     Source: Jaakkola and Jordan (1998), for mixtures as posteriors.
     """
 
-    components: int = 2
-    of: Full | Diagonal | LowRank = dataclasses.field(default_factory=Full)
+    components: int = count(2)
+    of: Full | Diagonal | LowRank = kind_of(Full, Diagonal, LowRank)
     reflected: bool = False
-    apart: float = 0.5
+    apart: float = positive(0.5, "it separates components at the start")
 
     __repr__ = brief
-
-    def __post_init__(self) -> None:
-        require_count("components", self.components, "2")
-        if not isinstance(self.of, Full | Diagonal | LowRank):
-            raise expected(
-                "of=Full(), Diagonal() or LowRank(rank)", repr(self.of), "it gives the Gaussian of one component"
-            )
-        require_positive("apart", self.apart, "it separates components at the start")
 
     def __call__(self, site: SiteContext) -> BeliefMixture:
         require_site(InducingPrior, self, site, "inducing values")

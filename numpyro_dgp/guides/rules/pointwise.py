@@ -12,10 +12,11 @@ from numpyro.distributions.transforms import IdentityTransform
 
 from numpyro_dgp._checks import expect
 from numpyro_dgp._data import own
+from numpyro_dgp._fields import scale
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.function_values import FunctionValues
-from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, SiteContext, require_scale
+from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, SiteContext
 
 __all__ = ["Delta", "Normal"]
 
@@ -52,14 +53,14 @@ class Normal(Rule):
         True
     """
 
-    scale: float = 0.1
+    scale: float = scale(0.1)
     loc: Any = None
     gaussian = GaussianParameters("scale", diagonal=True)
 
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_scale(self.scale)
+        super().__post_init__()
         object.__setattr__(self, "loc", own(self.loc))
 
     def __call__(self, site: SiteContext) -> dist.Distribution:

@@ -13,9 +13,10 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import violated
+from numpyro_dgp._fields import scale
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.rules.rule import Rule, SiteContext, initial_scale, require_scale, require_site
+from numpyro_dgp.guides.rules.rule import Rule, SiteContext, initial_scale, require_site
 from numpyro_dgp.rings.ring_beliefs import RingBelief, RingPrior
 
 __all__ = [
@@ -46,12 +47,9 @@ class _RingRule(Rule):
     diagonals: ClassVar[tuple[str, ...]]  # of RingBelief; the first starts at the scale, the others at one
     powers: ClassVar[tuple[float, float]] = (0.5, 0.5)  # p, q of R
 
-    scale: float | None = None
+    scale: float | None = scale()
 
     __repr__ = brief
-
-    def __post_init__(self) -> None:
-        require_scale(1.0 if self.scale is None else self.scale)
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
         require_site(RingPrior, self, site, "the values of a layer on a dgp.Grid")

@@ -15,12 +15,13 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import caller, expect, expected, require_positive
+from numpyro_dgp._checks import caller, expect, expected
+from numpyro_dgp._fields import Checked
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.math.quadrature import Nodes
 
-__all__ = ["GaussianParameters", "Rule", "SiteContext", "initial_scale", "require_scale", "require_site"]
+__all__ = ["GaussianParameters", "Rule", "SiteContext", "initial_scale", "require_site"]
 
 # An inner layer starts almost deterministic, so that the first steps fit a shallow model. The code published with
 # Salimbeni (2020) has 1e-5; in the logarithm that is a thousand steps of Adam away from the prior, and 1e-2 serves as
@@ -113,7 +114,7 @@ class GaussianParameters(NamedTuple):
     diagonal: bool
 
 
-class Rule:
+class Rule(Checked):
     """From a latent site to its variational distribution: a subclass defines ``__call__(site)``.
 
     A rule is a frozen dataclass of its settings. A guide also reads these attributes and methods of it:
@@ -226,17 +227,6 @@ def warn_of_rows(name: str) -> None:
         "those keep the inputs X of the fit outside the model and call f.condition(X, v)",
         stacklevel=4,
     )
-
-
-def require_scale(scale: Any) -> None:
-    """Raise unless the initial scale of a rule is positive; says so where a program was given in its place."""
-    expect(
-        not callable(scale),
-        "the scale to be a positive number",
-        type(scale).__name__,
-        "try 0.1; a program goes to a guide",
-    )
-    require_positive("scale", scale)
 
 
 def require_site(kind: type | tuple[type, ...], rule: Rule, site: SiteContext, what: str) -> None:

@@ -29,12 +29,13 @@ from numpyro.distributions import constraints, kl_divergence
 
 from numpyro_dgp._checks import expect
 from numpyro_dgp._data import own
+from numpyro_dgp._fields import scale
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.function_values import FunctionValues, Values, sum_event
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.guides.rules.inducing_values import row_scaled_tril
-from numpyro_dgp.guides.rules.rule import Rule, SiteContext, require_scale, require_site
+from numpyro_dgp.guides.rules.rule import Rule, SiteContext, require_site
 from numpyro_dgp.math.gaussians import expected_kl, log_density, log_determinant
 from numpyro_dgp.math.linalg import cholesky, einsum, matmul, orthonormal, solve_lower, tensordot
 
@@ -172,12 +173,12 @@ class GivenInducing(Rule):
     only_for: ClassVar[str | None] = "hidden"
 
     weights: LinearWeights = "model"
-    scale: float | None = None
+    scale: float | None = scale()
 
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_scale(1.0 if self.scale is None else self.scale)
+        super().__post_init__()
         _require_weights("GivenInducing", self.weights)
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
@@ -244,12 +245,12 @@ class JointOutputs(Rule):
     only_for: ClassVar[str | None] = "hidden"
 
     weights: LinearWeights = "free"
-    scale: float = 0.1
+    scale: float = scale(0.1)
 
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_scale(self.scale)
+        super().__post_init__()
         _require_weights("JointOutputs", self.weights)
         expect(
             self.weights != "model",
@@ -312,13 +313,13 @@ class GivenBelow(Rule):
 
     only_for: ClassVar[str | None] = "hidden"
 
-    scale: float = 0.1
+    scale: float = scale(0.1)
     slopes: Any = None
 
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        require_scale(self.scale)
+        super().__post_init__()
         object.__setattr__(self, "slopes", own(self.slopes))
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
