@@ -234,17 +234,9 @@ def check_guide(
             observes nothing.
 
     Example:
-        >>> import numpy as np
-        >>> import numpyro
-        >>> import numpyro.distributions as dist
         >>> import numpyro_dgp as dgp
-        >>> from numpyro_dgp import guides, testing
-        >>> X = np.linspace(0, 1, 8)[:, None]
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(0.3), dgp.Points(np.linspace(0, 1, 4)[:, None]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> testing.check_guide(model, guides.InducingPoint(model), X, np.sin(6 * X[:, 0]))
+        >>> model, X, y = dgp.testing.toy()
+        >>> dgp.testing.check_guide(model, dgp.guides.InducingPoint(model), X, y)  # nothing happens: they all hold
     """
     expect(
         callable(model) and callable(guide),

@@ -45,19 +45,14 @@ class WeightedPosterior:
         options: numbers of draws and of rows; :meth:`using` gives them.
 
     Example:
-        >>> import jax.numpy as jnp, numpyro, jax
-        >>> import numpyro.distributions as dist, numpyro_dgp as dgp
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> import jax, jax.numpy as jnp, numpyro_dgp as dgp
+        >>> from numpyro_dgp.depth import integrated_fit, weighted_posterior
+        >>> model, X, _ = dgp.testing.toy()
         >>> posteriors = [dgp.Posterior(model, samples={"f": jnp.full((100, 5), v)}) for v in (0.0, 1.0)]
-        >>> from numpyro_dgp.depth.integrated_fit import IntegratedFit
-        >>> from numpyro_dgp.depth.weighted_posterior import WeightedPosterior
-        >>> parts = {i: IntegratedFit(p, 0.0, 0.0, 5) for i, p in enumerate(posteriors, 1)}
-        >>> mixture = WeightedPosterior(parts, {1: 0.75, 2: 0.25})
-        >>> mixture.using(num_samples=20).predict(jax.random.key(0), jnp.zeros((3, 1))).means.shape
-        (20, 3)
+        >>> parts = {i: integrated_fit.IntegratedFit(p, 0.0, 0.0, 5) for i, p in enumerate(posteriors, 1)}
+        >>> mixture = weighted_posterior.WeightedPosterior(parts, {1: 0.75, 2: 0.25})
+        >>> print(mixture.predict(jax.random.key(0), X[:1]).mean.round(2))  # 0.75 * 0 + 0.25 * 1
+        [0.25]
     """
 
     parts: Mapping[Depth, IntegratedFit]

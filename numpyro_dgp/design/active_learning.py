@@ -51,16 +51,9 @@ class ALM(PosteriorAcquisition):
             outputs without ``output``.
 
     Example:
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> import numpyro
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_dgp as dgp
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.array([[0.0]])))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> posterior = dgp.Posterior(model, samples={"f": jnp.zeros((1, 1))})
+        >>> import jax, jax.numpy as jnp, numpyro_dgp as dgp
+        >>> model, _, _ = dgp.testing.toy()
+        >>> posterior = dgp.Posterior(model, samples={"f": jnp.zeros((1, 5))})
         >>> alm = dgp.design.ALM(posterior, jax.random.key(0))
         >>> print(alm(jnp.array([[9.0]])).round(2), alm(jnp.array([[9.0], [9.5]])).round(2))
         1.0 0.47
@@ -118,16 +111,9 @@ class ALC(_AtReference):
         ValueError: as :class:`ALM`, reference points that are not points, or noise below zero.
 
     Example:
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> import numpyro
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_dgp as dgp
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.array([[0.0]])))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> posterior = dgp.Posterior(model, samples={"f": jnp.zeros((1, 1))})
+        >>> import jax, jax.numpy as jnp, numpyro_dgp as dgp
+        >>> model, _, _ = dgp.testing.toy()
+        >>> posterior = dgp.Posterior(model, samples={"f": jnp.zeros((1, 5))})
         >>> alc = dgp.design.ALC(posterior, jax.random.key(0), jnp.array([[8.0], [9.0]]))
         >>> print(alc(jnp.array([[8.5]])).round(2), alc(jnp.array([[4.0]])).round(2))
         0.78 0.0
@@ -160,16 +146,9 @@ class IMSE(_AtReference):
         ValueError: as :class:`ALC`.
 
     Example:
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> import numpyro
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_dgp as dgp
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.array([[0.0]])))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> posterior = dgp.Posterior(model, samples={"f": jnp.zeros((1, 1))})
+        >>> import jax, jax.numpy as jnp, numpyro_dgp as dgp
+        >>> model, _, _ = dgp.testing.toy()
+        >>> posterior = dgp.Posterior(model, samples={"f": jnp.zeros((1, 5))})
         >>> imse = dgp.design.IMSE(posterior, jax.random.key(0), jnp.array([[8.0], [9.0]]))
         >>> print(imse(jnp.array([[8.5]])).round(2), imse(jnp.array([[4.0]])).round(2))
         -0.22 -1.0
@@ -209,16 +188,9 @@ class MICE(PosteriorAcquisition):
         ValueError: as :class:`ALM`, candidates that are not points, or a nugget below zero.
 
     Example:
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> import numpyro
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_dgp as dgp
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.array([[0.0]])))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> posterior = dgp.Posterior(model, samples={"f": jnp.zeros((1, 1))})
+        >>> import jax, jax.numpy as jnp, numpyro_dgp as dgp
+        >>> model, _, _ = dgp.testing.toy()
+        >>> posterior = dgp.Posterior(model, samples={"f": jnp.zeros((1, 5))})
         >>> mice = dgp.design.MICE(posterior, jax.random.key(0), jnp.array([[0.0], [7.0], [8.0], [9.0]]))
         >>> print(mice(jnp.array([[8.0]])).round(2), mice(jnp.array([[12.0]])).round(2))
         1.53 1.0
@@ -283,16 +255,9 @@ class VIGF(PosteriorAcquisition):
             precision.
 
     Example:
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> import numpyro
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_dgp as dgp
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.array([[0.0]])))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> posterior = dgp.Posterior(model, samples={"f": jnp.ones((1, 1))})
+        >>> import jax, jax.numpy as jnp, numpyro_dgp as dgp
+        >>> model, _, _ = dgp.testing.toy()
+        >>> posterior = dgp.Posterior(model, samples={"f": jnp.ones((1, 5))})
         >>> vigf = dgp.design.VIGF(posterior, jax.random.key(0), jnp.array([[0.0]]), jnp.array([1.0]))
         >>> print(vigf(jnp.array([[0.0]])).round(2), vigf(jnp.array([[9.0]])).round(2))  # the mean is 0 there
         0.0 6.0

@@ -42,16 +42,9 @@ class UpperConfidence(WithDraws):
         ValueError: as :class:`ExpectedImprovement`, or a ``beta`` that is not finite or below zero.
 
     Example:
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> import numpyro
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_dgp as dgp
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.array([[0.0]])))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> posterior = dgp.Posterior(model, samples={"f": jnp.ones((1, 1))})
+        >>> import jax, jax.numpy as jnp, numpyro_dgp as dgp
+        >>> model, _, _ = dgp.testing.toy()
+        >>> posterior = dgp.Posterior(model, samples={"f": jnp.ones((1, 5))})
         >>> lower = dgp.design.UpperConfidence(posterior, jax.random.key(0), beta=2.0)
         >>> print(lower(jnp.array([[0.0]])).round(2), lower(jnp.array([[9.0]])).round(2))
         -1.0 2.0

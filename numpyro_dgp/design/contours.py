@@ -41,16 +41,9 @@ class ContourEntropy(WithDraws):
         ValueError: as :class:`ExpectedImprovement`; where it is called, more than eight points.
 
     Example:
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> import numpyro
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_dgp as dgp
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.array([[0.0]])))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> posterior = dgp.Posterior(model, samples={"f": jnp.ones((1, 1))})
+        >>> import jax, jax.numpy as jnp, numpyro_dgp as dgp
+        >>> model, _, _ = dgp.testing.toy()
+        >>> posterior = dgp.Posterior(model, samples={"f": jnp.ones((1, 5))})
         >>> entropy = dgp.design.ContourEntropy(posterior, jax.random.key(0), level=0.0)
         >>> print(entropy(jnp.array([[0.0]])).round(2), entropy(jnp.array([[9.0]])).round(2))
         0.0 0.69

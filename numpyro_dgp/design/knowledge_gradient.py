@@ -85,18 +85,11 @@ class KnowledgeGradient(WithDraws):
         ValueError: as :class:`ExpectedImprovement`, candidates that are not points, or noise below zero.
 
     Example:
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> import numpyro
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_dgp as dgp
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.array([[0.0]])))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> posterior = dgp.Posterior(model, samples={"f": jnp.zeros((1, 1))})
-        >>> kg = dgp.design.KnowledgeGradient(posterior, jax.random.key(0), jnp.array([[0.0], [5.0]]))
-        >>> print(f"{kg(jnp.array([[0.0]])):.3f} {kg(jnp.array([[5.0]])):.3f}")
+        >>> import jax, jax.numpy as jnp, numpyro_dgp as dgp
+        >>> model, _, _ = dgp.testing.toy()
+        >>> posterior = dgp.Posterior(model, samples={"f": jnp.zeros((1, 5))})
+        >>> kg = dgp.design.KnowledgeGradient(posterior, jax.random.key(0), jnp.array([[0.0], [9.0]]))
+        >>> print(f"{kg(jnp.array([[0.0]])):.3f} {kg(jnp.array([[9.0]])):.3f}")
         0.000 0.399
 
     Source: Frazier et al. (2009), section 3.

@@ -56,14 +56,8 @@ def loop(
             simulator raises passes through, with a note where it was and what is saved.
 
     Example:
-        >>> import jax, numpyro
-        >>> import jax.numpy as jnp
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_dgp as dgp
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(1.0, 0.3), dgp.Points(jnp.linspace(0, 1, 9)[:, None]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.05)), obs=y)
+        >>> import jax, numpyro_dgp as dgp
+        >>> model, _, _ = dgp.testing.toy()
         >>> def variance(posterior, seen, key):
         ...     return lambda x: posterior.using(num_samples=1).predict_function(key, x).variance.sum()
         >>> search = dgp.design.Search(model, dgp.guides.InducingPoint, [[0.0, 1.0]], variance, initial=2, num_steps=2)

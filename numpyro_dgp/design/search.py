@@ -204,21 +204,13 @@ class Search(Checked):
             the first difference, or one with points outside of the bounds.
 
     Example:
-        >>> import jax, numpyro
-        >>> import jax.numpy as jnp
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_dgp as dgp
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(1.0, 0.3), dgp.Points(jnp.linspace(0, 1, 9)[:, None]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.05)), obs=y)
-        >>> def variance(posterior, seen, key):
-        ...     return lambda x: posterior.using(num_samples=1).predict_function(key, x).variance.sum()
-        >>> search = dgp.design.Search(model, dgp.guides.InducingPoint, [[0.0, 1.0]], variance, initial=[[0.2], [0.5]],
-        ...                            num_steps=2, refit_every=10)
+        >>> import jax, numpyro_dgp as dgp
+        >>> model, _, _ = dgp.testing.toy()
+        >>> alm = lambda posterior, seen, key: dgp.design.ALM(posterior, key)
+        >>> search = dgp.design.Search(model, dgp.guides.InducingPoint, [[0.0, 1.0]], alm, initial=[[0.2], [0.5]],
+        ...                            num_steps=2)
         >>> record = search.start(jax.random.key(0))
-        >>> record = search.propose(record.add(jnp.sin(record.pending[:, 0])))
-        >>> print(record.pending)  # where it knows least
+        >>> print(search.propose(record.add(record.pending[:, 0] ** 2)).pending)  # where it knows least
         [[1.]]
     """
 

@@ -153,18 +153,11 @@ class ThompsonSampling(PosteriorAcquisition):
             kernel without random features, or more points than a chain has draws.
 
     Example:
-        >>> import jax
-        >>> import jax.numpy as jnp
-        >>> import numpyro
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_dgp as dgp
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.array([[0.0]])))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> posterior = dgp.Posterior(model, samples={"f": jnp.ones((5, 1))})
+        >>> import jax, jax.numpy as jnp, numpyro_dgp as dgp
+        >>> model, _, _ = dgp.testing.toy()
+        >>> posterior = dgp.Posterior(model, samples={"f": jnp.ones((5, 5))})
         >>> draw = dgp.design.ThompsonSampling(posterior, jax.random.key(0))
-        >>> print(draw(jnp.array([[0.0]])).round(3))
+        >>> print(draw(jnp.array([[0.0]])).round(3))  # small values are good
         -1.0
 
     Source: Thompson (1933).

@@ -281,17 +281,11 @@ def vsbc(
 
     Example:
         >>> import jax, numpyro, optax, numpyro_dgp as dgp
-        >>> import jax.numpy as jnp
-        >>> import numpyro.distributions as dist
-        >>> def model(X, y=None):
-        ...     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dist.Normal(slope * X, 0.5), obs=y)
-        >>> guide = numpyro.infer.autoguide.AutoNormal(model)
-        >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.1), dgp.ELBO())
-        >>> ranks = dgp.diagnostics.vsbc(svi, jax.random.key(0), jnp.ones(5), num_replications=10, num_steps=50)
-        >>> ranks.ranks["slope"].shape
-        (10,)
+        >>> model, X, _ = dgp.testing.toy()
+        >>> svi = numpyro.infer.SVI(model, dgp.guides.MeanField(model), optax.adam(0.1), dgp.ELBO())
+        >>> found = dgp.diagnostics.vsbc(svi, jax.random.key(0), X, num_replications=10, num_steps=50)
+        >>> found.ranks["f"].shape  # of 5 inducing values in every replication
+        (10, 5)
 
     Source: Yao et al. (2018), algorithm 2; Talts et al. (2018) for ranks.
     """

@@ -278,15 +278,12 @@ class Convergence:
         values: of the identified quantities, (chains, draws, ...) by name, for plots of them.
 
     Example:
-        >>> import jax, numpyro, numpyro_dgp as dgp
-        >>> import numpyro.distributions as dist
-        >>> def model(y=None):
-        ...     m = numpyro.sample("m", dist.Normal(0.0, 1.0))
-        ...     numpyro.sample("y", dist.Normal(m, 1.0), obs=y)
-        >>> draws = dgp.Posterior(model, samples={"m": jax.random.normal(jax.random.key(0), (400,))})
-        >>> found = dgp.diagnostics.convergence(draws, 0.0, num_chains=4)
-        >>> found.r_hat < 1.05, found.ess > 200, found.values["m"].shape
-        (True, True, (4, 100))
+        >>> import jax, numpyro_dgp as dgp
+        >>> model, X, y = dgp.testing.toy()
+        >>> draws = dgp.Posterior(model, samples={"f": jax.random.normal(jax.random.key(0), (400, 5))})
+        >>> found = dgp.diagnostics.convergence(draws, X, y, num_chains=4)
+        >>> found.r_hat < 1.05, found.ess > 200, found.values["function at y"].shape  # independent draws
+        (True, True, (4, 100, 20))
     """
 
     table: DataFrame
@@ -356,27 +353,17 @@ def convergence(
             refuses of ``test``.
 
     Example:
-        >>> import jax, numpyro
-        >>> import jax.numpy as jnp
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import MCMC, NUTS
-        >>> import numpyro_dgp as dgp
-        >>> def model(X, y=None):
-        ...     noise = numpyro.sample("noise", dist.LogNormal(-2.0, 1.0))
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 4)[:, None]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, noise)), obs=y)
-        >>> X = jnp.linspace(0, 1, 12)[:, None]
-        >>> mcmc = MCMC(NUTS(dgp.for_mcmc(model)), num_warmup=50, num_samples=50, progress_bar=False)
-        >>> mcmc.run(jax.random.key(0), X, jnp.sin(X[:, 0]))
-        >>> found = dgp.diagnostics.convergence(mcmc, X, jnp.sin(X[:, 0]), test=(X[:3],))
-        >>> print(found.table[["kind", "identified", "numbers"]])
-                                           kind  identified  numbers
-        noise                    hyperparameter        True        1
-        function at y                  function        True       12
-        function at y, test            function        True        3
-        log density of the data     log density        True        1
-        f                              inducing       False        4
+        >>> import jax, numpyro, numpyro_dgp as dgp
+        >>> model, X, y = dgp.testing.toy()
+        >>> kernel = numpyro.infer.NUTS(dgp.for_mcmc(model, collapse=False))
+        >>> mcmc = numpyro.infer.MCMC(kernel, num_warmup=50, num_samples=50, progress_bar=False)
+        >>> mcmc.run(jax.random.key(0), X, y)
+        >>> dgp.diagnostics.convergence(mcmc, X, y, test=(X[:3],)).table[["kind", "identified", "numbers"]]
+                                        kind  identified  numbers
+        function at y               function        True       20
+        function at y, test         function        True        3
+        log density of the data  log density        True        1
+        f                           inducing       False        5
 
     Source: Vehtari et al. (2021); Margossian et al. (2024) for nested R-hat.
     """

@@ -108,17 +108,11 @@ def khat(tree: DataTree) -> float:
 
     Example:
         >>> import jax, numpyro, optax, numpyro_dgp as dgp
-        >>> import jax.numpy as jnp
-        >>> import numpyro.distributions as dist
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> key, X, guide = jax.random.key(0), jnp.linspace(0, 1, 20)[:, None], dgp.guides.InducingPoint(model)
+        >>> (model, X, y), key = dgp.testing.toy(), jax.random.key(0)
+        >>> guide = dgp.guides.InducingPoint(model)
         >>> svi = numpyro.infer.SVI(model, guide, dgp.optim.NaturalGradient(guide, 1.0, optax.sgd(0.0)), dgp.ELBO())
-        >>> params = svi.run(key, 2, X, X[:, 0] ** 2, progress_bar=False).params  # the optimum after one step
-        >>> posterior = dgp.Posterior(model, guide, params)
-        >>> tree = dgp.diagnostics.to_arviz(posterior, key, X, X[:, 0] ** 2, num_samples=500)
+        >>> params = svi.run(key, 2, X, y, progress_bar=False).params  # the optimum after one step
+        >>> tree = dgp.diagnostics.to_arviz(dgp.Posterior(model, guide, params), key, X, y, num_samples=500)
         >>> bool(dgp.diagnostics.khat(tree) < 0.7)  # q is the exact posterior
         True
 
@@ -168,19 +162,11 @@ def local_khat(
 
     Example:
         >>> import jax, numpyro, optax, numpyro_dgp as dgp
-        >>> import jax.numpy as jnp
-        >>> import numpyro.distributions as dist
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 10).reshape(5, 2)))
-        ...     with numpyro.plate("data", len(X)):
-        ...         x = dgp.latent("w", X, 1)
-        ...         numpyro.sample("y", dgp.Likelihood(f(x), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> key, X, guide = jax.random.key(0), jnp.linspace(0, 1, 20)[:, None], dgp.guides.InducingPoint(model)
+        >>> (model, X, y), key = dgp.testing.toy(2), jax.random.key(0)
+        >>> guide = dgp.guides.InducingPoint(model)
         >>> svi = numpyro.infer.SVI(model, guide, optax.adam(0.01), dgp.ELBO())
-        >>> params = svi.run(key, 2, X, X[:, 0] ** 2, progress_bar=False).params
-        >>> posterior = dgp.Posterior(model, guide, params)
-        >>> k = dgp.diagnostics.local_khat(posterior, key, X, X[:, 0] ** 2, num_samples=50, num_globals=3)
-        >>> k["y"].shape
+        >>> posterior = dgp.Posterior(model, guide, svi.get_params(svi.init(key, X, y)))
+        >>> dgp.diagnostics.local_khat(posterior, key, X, y, num_samples=50, num_globals=3)["y"].shape  # draws, rows
         (3, 20)
     """
     expect(isinstance(posterior, Posterior), "dgp.Posterior(model, guide, params)", type(posterior).__name__)
@@ -230,17 +216,12 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
 
     Example:
         >>> import jax, numpyro, optax, numpyro_dgp as dgp
-        >>> import jax.numpy as jnp
-        >>> import numpyro.distributions as dist
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> key, X, guide = jax.random.key(0), jnp.linspace(0, 1, 20)[:, None], dgp.guides.InducingPoint(model)
+        >>> (model, X, y), key = dgp.testing.toy(), jax.random.key(0)
+        >>> guide = dgp.guides.InducingPoint(model)
         >>> svi = numpyro.infer.SVI(model, guide, dgp.optim.NaturalGradient(guide, 1.0, optax.sgd(0.0)), dgp.ELBO())
-        >>> params = svi.run(key, 2, X, X[:, 0] ** 2, progress_bar=False).params  # the optimum after one step
-        >>> posterior = dgp.Posterior(model, guide, params)
-        >>> score = dgp.diagnostics.loo(dgp.diagnostics.to_arviz(posterior, key, X, X[:, 0] ** 2, num_samples=500))
+        >>> params = svi.run(key, 2, X, y, progress_bar=False).params  # the optimum after one step
+        >>> tree = dgp.diagnostics.to_arviz(dgp.Posterior(model, guide, params), key, X, y, num_samples=500)
+        >>> score = dgp.diagnostics.loo(tree)
         >>> bool(score.elpd > 0), bool((score.pareto_k < score.good_k).all())
         (True, True)
 

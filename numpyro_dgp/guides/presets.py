@@ -123,20 +123,11 @@ class MeanField(Guide):
     arguments are those of :class:`~numpyro_dgp.guides.Guide`.
 
     Example:
-        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.handlers import seed, trace
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 5)[:, None]))
-        ...     g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(jnp.linspace(-1, 1, 4)[:, None]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         h = numpyro.sample("h", f(X, noise=0.1))
-        ...         numpyro.sample("y", dgp.Likelihood(g(h[:, None]), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> with trace() as sites, seed(rng_seed=0):
-        ...     draws = dgp.guides.MeanField(model)(X, X[:, 0])
-        >>> sites["h_auto_loc"]["value"].shape, sites["h_auto_scale"]["value"].shape
-        ((20,), (20,))
+        >>> import numpyro_dgp as dgp
+        >>> model, X, y = dgp.testing.toy(2)
+        >>> shapes = dgp.testing.parameter_shapes(dgp.guides.MeanField(model), X, y)
+        >>> {name: shape for name, shape in shapes.items() if name.startswith("h_auto")}
+        {'h_auto_loc': (20, 2), 'h_auto_scale': (20, 2)}
 
     Source: Chamberlin (2016), section 2.3 (there with the optimal q(v)).
     """

@@ -85,18 +85,10 @@ def fit(
             in a plate share and that has gone to zero, where both are points (``Delta``).
 
     Example:
-        >>> import jax, numpyro, optax
-        >>> import jax.numpy as jnp
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_dgp as dgp
-        >>> from numpyro.infer import SVI
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 4)[:, None]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> X = jnp.linspace(0, 1, 12)[:, None]
-        >>> svi = SVI(model, dgp.guides.InducingPoint(model), optax.adam(0.05), dgp.ELBO())
-        >>> result = dgp.fit(svi, jax.random.key(0), 50, X, jnp.sin(X[:, 0]), progress_bar=False)
+        >>> import jax, numpyro, optax, numpyro_dgp as dgp
+        >>> model, X, y = dgp.testing.toy()
+        >>> svi = numpyro.infer.SVI(model, dgp.guides.InducingPoint(model), optax.adam(0.05), dgp.ELBO())
+        >>> result = dgp.fit(svi, jax.random.key(0), 50, X, y, progress_bar=False)
         >>> result.losses.shape, bool(result.losses[-1] < result.losses[0])
         ((50,), True)
     """

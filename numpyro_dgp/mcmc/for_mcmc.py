@@ -104,15 +104,10 @@ class NonCentered(Reparam):
         ValueError: the site does not hold function values.
 
     Example:
-        >>> import numpyro
-        >>> import jax.numpy as jnp
-        >>> import numpyro_dgp as dgp
-        >>> def model(X):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[::2]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("h", f(X, noise=0.1))
+        >>> import numpyro, numpyro_dgp as dgp
+        >>> model, X, y = dgp.testing.toy(2)
         >>> program = numpyro.handlers.reparam(model, config={"h": dgp.mcmc.NonCentered()})
-        >>> sites = numpyro.handlers.trace(numpyro.handlers.seed(program, 0)).get_trace(jnp.linspace(0, 1, 4)[:, None])
+        >>> sites = numpyro.handlers.trace(numpyro.handlers.seed(program, 0)).get_trace(X, y)
         >>> [(name, site["type"]) for name, site in sites.items() if name.startswith("h")]
         [('h_white', 'sample'), ('h', 'deterministic')]
     """

@@ -217,23 +217,14 @@ class Gibbs(ProgramKernel):
             site without a Gaussian prior, a discrete site, a program without observations.
 
     Example:
-        >>> import jax, numpyro
-        >>> import jax.numpy as jnp
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.infer import MCMC
-        >>> import numpyro_dgp as dgp
-        >>> def model(X, y=None):
-        ...     noise = numpyro.sample("noise", dist.LogNormal(-2.0, 1.0))
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[::4]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, noise)), obs=y)
-        >>> X = jnp.linspace(0, 1, 12)[:, None]
+        >>> import jax, numpyro, numpyro_dgp as dgp
+        >>> model, X, y = dgp.testing.toy()
         >>> dgp.mcmc.Gibbs(model, blocks={"f": dgp.mcmc.Slice()}, collapse=False)
-        Gibbs(model=for_mcmc(model=model, collapse=False), blocks={('f',): Slice()})
-        >>> mcmc = MCMC(dgp.mcmc.Gibbs(model), num_warmup=0, num_samples=20, progress_bar=False)
-        >>> mcmc.run(jax.random.key(0), X, jnp.sin(X[:, 0]))
+        Gibbs(model=for_mcmc(model=shallow, collapse=False), blocks={('f',): Slice()})
+        >>> mcmc = numpyro.infer.MCMC(dgp.mcmc.Gibbs(model), num_warmup=0, num_samples=20, progress_bar=False)
+        >>> mcmc.run(jax.random.key(0), X, y)
         >>> mcmc.get_samples()["f"].shape
-        (20, 3)
+        (20, 5)
 
     Source: Murray et al. (2010); Sauer et al. (2023).
     """

@@ -120,18 +120,10 @@ def minimize(  # type: ignore[misc]  # a model may have arguments called svi and
             values that cannot be those of the parameters, or a loss that is not finite at the start.
 
     Example:
-        >>> import jax, numpyro
-        >>> import jax.numpy as jnp
-        >>> import numpyro.distributions as dist
-        >>> import numpyro_dgp as dgp
-        >>> from numpyro_dgp.optim import minimize
-        >>> def model(X, y):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(lengthscale=0.5), dgp.Points(X[::4]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
-        >>> X = jnp.linspace(0, 1, 12)[:, None]
+        >>> import jax, numpyro_dgp as dgp
+        >>> model, X, y = dgp.testing.toy()
         >>> guide = dgp.guides.InducingPoint(model)
-        >>> minimum = minimize(model, guide, jax.random.key(0), X, jnp.sin(X[:, 0]), progress_bar=False)
+        >>> minimum = dgp.optim.minimize(model, guide, jax.random.key(0), X, y, progress_bar=False)
         >>> minimum.converged, bool(minimum.losses[-1] < minimum.losses[0])
         (True, True)
 

@@ -300,19 +300,15 @@ class Posterior(FunctionPredictions):
                 the rows of the fit, values of the fit for another number of rows.
 
         Example:
-            >>> import jax, numpyro
-            >>> import jax.numpy as jnp
-            >>> import numpyro.distributions as dist
-            >>> import numpyro_dgp as dgp
-            >>> X = jnp.linspace(0, 1, 20)[:, None]
-            >>> def model(y=None):
-            ...     v = numpyro.sample("v", dgp.gp("f", dgp.kernels.Matern52(1.0, 0.5), None)(X))
-            ...     with numpyro.plate("data", len(X)):
-            ...         numpyro.sample("y", dist.Bernoulli(logits=v), obs=y)
-            >>> posterior = dgp.Posterior(model, samples={"v": jnp.sin(6 * X.T)})
-            >>> f, inputs = posterior.layers(jax.random.key(0), jnp.where(X[:, 0] < 0.5, 1, 0))["v"]
-            >>> print(f(jnp.array([[0.25]])).mean.round(2))
-            [1.]
+            >>> import jax, jax.numpy as jnp, numpyro_dgp as dgp
+            >>> model, X, _ = dgp.testing.toy(2)
+            >>> samples = {"f": jnp.ones((1, 2, 5)), "g": jnp.zeros((1, 4)), "h": jnp.ones((1, 20, 2))}
+            >>> layers = dgp.Posterior(model, samples=samples).layers(jax.random.key(0), X)
+            >>> {name: inputs.shape for name, (f, inputs) in layers.items()}
+            {'h': (20, 1), 'y': (20, 2)}
+            >>> f, inputs = layers["h"]
+            >>> print(f(inputs[:1]).mean.round(2))  # at the first inducing input
+            [[1. 1.]]
         """
         args, kwargs = jax.tree.map(as_data, (args, kwargs))
         require_arguments(key, jax.tree.leaves((args, kwargs)))

@@ -31,17 +31,9 @@ class OpperArchambeau(Rule):
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.handlers import seed, trace
-        >>> def model(X, y=None):
-        ...     v = numpyro.sample("v", dgp.gp("f", dgp.kernels.RBF(), None)(X))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dist.Bernoulli(logits=v), obs=y)
+        >>> model = lambda X: numpyro.sample("v", dgp.gp("f", dgp.kernels.RBF(), None)(X))  # values, no data yet
         >>> guide = dgp.guides.InducingPoint(model, exact=dgp.guides.OpperArchambeau())
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> with trace() as sites, seed(rng_seed=0):
-        ...     draws = guide(X, X[:, 0] > 0.5)
-        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        >>> dgp.testing.parameter_shapes(guide, jnp.linspace(0, 1, 20)[:, None])
         {'v_auto_alpha': (20,), 'v_auto_lambda': (20,)}
 
     Source: Opper and Archambeau (2009); Hensman (2016).

@@ -105,21 +105,12 @@ class Flow(Rule):
             function or does not return a transform of all real numbers, or a site that does not hold inducing values.
 
     Example:
-        >>> import jax, numpyro, optax
-        >>> import jax.numpy as jnp
-        >>> import numpyro.distributions as dist
         >>> import numpyro_dgp as dgp
-        >>> from numpyro.infer import SVI
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 3)[:, None]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Poisson(jnp.exp(v))), obs=y)
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
+        >>> model, X, y = dgp.testing.toy()
         >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.Flow(antithetic=True))
-        >>> svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO())
-        >>> result = svi.run(jax.random.key(0), 20, X, jnp.arange(20) % 2, progress_bar=False)
-        >>> sorted(result.params)[:4]
-        ['f_auto_flow_0_0', 'f_auto_flow_0_1', 'f_auto_flow_0_2', 'f_auto_flow_0_3']
+        >>> shapes = dgp.testing.parameter_shapes(guide, X, y)
+        >>> shapes["f_auto_flow_0_skewness"], shapes["f_auto_flow_0_0"]  # a bend of each number; a network
+        ((5,), (5, 10))
 
     Source: Rezende and Mohamed (2015); Kingma et al. (2016), for the autoregressive part.
     """

@@ -110,18 +110,9 @@ class SparseFactor(Rule):
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.handlers import seed, trace
         >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> near = dgp.Neighbours(X, num=3)
-        >>> def model(X, y=None):
-        ...     v = numpyro.sample("v", dgp.gp("f", dgp.kernels.RBF(), near)(X))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dist.Bernoulli(logits=v), obs=y)
-        >>> guide = dgp.guides.InducingPoint(model, exact=dgp.guides.SparseFactor())
-        >>> with trace() as sites, seed(rng_seed=0):
-        ...     draws = guide(X, X[:, 0] > 0.5)
-        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        >>> model = lambda: numpyro.sample("v", dgp.gp("f", dgp.kernels.RBF(), dgp.Neighbours(X, num=3))(X))
+        >>> dgp.testing.parameter_shapes(dgp.guides.InducingPoint(model, exact=dgp.guides.SparseFactor()))
         {'v_auto_loc': (1, 20), 'v_auto_scale': (1, 20), 'v_auto_weights': (1, 20, 3)}
     """
 

@@ -104,19 +104,15 @@ class Amortised(Rule):
             output has another shape.
 
     Example:
-        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.handlers import seed, trace
+        >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist, numpyro_dgp as dgp
         >>> def model(X, y=None):
         ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 10).reshape(5, 2)))
         ...     with numpyro.plate("data", len(X)):
         ...         x = dgp.latent("w", X, 1)
         ...         numpyro.sample("y", dgp.Likelihood(f(x), lambda v: dist.Normal(v, 0.1)), obs=y)
         >>> guide = dgp.guides.InducingPoint(model, latent=dgp.guides.Amortised(hidden=(10,)))
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> with trace() as sites, seed(rng_seed=0):
-        ...     draws = guide(X, X[:, 0])
-        >>> {name: site["value"].shape for name, site in sites.items() if name.startswith("w_auto")}
+        >>> shapes = dgp.testing.parameter_shapes(guide, jnp.zeros((20, 1)), jnp.zeros(20))
+        >>> {name: shape for name, shape in shapes.items() if name.startswith("w_auto")}
         {'w_auto_W0': (2, 10), 'w_auto_b0': (10,), 'w_auto_W1': (10, 2), 'w_auto_b1': (2,)}
 
     Source: Salimbeni (2020), sections 4.2.1 and 5.2.5.

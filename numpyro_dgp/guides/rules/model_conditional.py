@@ -38,20 +38,11 @@ class Prior(Rule):
     """The prior: the site keeps the model's own distribution, without variational parameters.
 
     Example:
-        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.handlers import seed, trace
-        >>> def model(X, y=None):
-        ...     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
-        ...     noise = numpyro.sample("noise", dist.LogNormal(0.0, 1.0))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dist.Normal(slope * X[:, 0], noise), obs=y)
-        >>> guide = dgp.guides.InducingPoint(model, sites={"noise": dgp.guides.Prior()})
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> with trace() as sites, seed(rng_seed=0):
-        ...     draws = guide(X, X[:, 0])
-        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
-        {'slope_auto_loc': ()}
+        >>> import numpyro_dgp as dgp
+        >>> model, X, y = dgp.testing.toy(2)
+        >>> guide = dgp.guides.InducingPoint(model, sites={"f": dgp.guides.Prior()})
+        >>> sorted(dgp.testing.parameter_shapes(guide, X, y))  # none of f
+        ['g_auto_loc', 'g_auto_scale_tril']
     """
 
     follows_model = True

@@ -99,18 +99,10 @@ class Circulant(_RingRule):
         ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
 
     Example:
-        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.handlers import seed, trace
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> import numpyro_dgp as dgp
+        >>> model = lambda: dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
         >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.Circulant())
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> with trace() as sites, seed(rng_seed=0):
-        ...     draws = guide(X, X[:, 0])
-        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        >>> dgp.testing.parameter_shapes(guide)
         {'f_auto_loc': (16,), 'f_auto_gain': (16,)}
 
     Source: Tebbutt (2016), section 3.3.
@@ -128,18 +120,10 @@ class ScaledPrior(_RingRule):
         ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
 
     Example:
-        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.handlers import seed, trace
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> import numpyro_dgp as dgp
+        >>> model = lambda: dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
         >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.ScaledPrior())
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> with trace() as sites, seed(rng_seed=0):
-        ...     draws = guide(X, X[:, 0])
-        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        >>> dgp.testing.parameter_shapes(guide)
         {'f_auto_loc': (16,), 'f_auto_outer': (16,)}
 
     Source: Tebbutt (2016), section 3.4.
@@ -157,18 +141,10 @@ class ScaledCirculant(_RingRule):
         ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
 
     Example:
-        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.handlers import seed, trace
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> import numpyro_dgp as dgp
+        >>> model = lambda: dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
         >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.ScaledCirculant())
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> with trace() as sites, seed(rng_seed=0):
-        ...     draws = guide(X, X[:, 0])
-        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        >>> dgp.testing.parameter_shapes(guide)
         {'f_auto_loc': (16,), 'f_auto_gain': (16,), 'f_auto_outer': (16,)}
 
     Source: Tebbutt (2016), section 3.5.
@@ -185,18 +161,10 @@ class ScaledProduct(_RingRule):
         ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
 
     Example:
-        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.handlers import seed, trace
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> import numpyro_dgp as dgp
+        >>> model = lambda: dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
         >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.ScaledProduct())
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> with trace() as sites, seed(rng_seed=0):
-        ...     draws = guide(X, X[:, 0])
-        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        >>> dgp.testing.parameter_shapes(guide)
         {'f_auto_loc': (16,), 'f_auto_gain': (16,), 'f_auto_outer': (16,), 'f_auto_inner': (16,)}
 
     Source: Tebbutt (2016), equation 3.41, where the divergence is left to Monte Carlo.
@@ -214,18 +182,10 @@ class WhitenedSites(_RingRule):
         ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
 
     Example:
-        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.handlers import seed, trace
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> import numpyro_dgp as dgp
+        >>> model = lambda: dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
         >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.WhitenedSites())
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> with trace() as sites, seed(rng_seed=0):
-        ...     draws = guide(X, X[:, 0])
-        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        >>> dgp.testing.parameter_shapes(guide)
         {'f_auto_loc': (16,), 'f_auto_outer': (16,)}
     """
 
@@ -240,18 +200,10 @@ class SiteDiagonal(_RingRule):
         ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
 
     Example:
-        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
-        >>> import numpyro.distributions as dist
-        >>> from numpyro.handlers import seed, trace
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, 0.1)), obs=y)
+        >>> import numpyro_dgp as dgp
+        >>> model = lambda: dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
         >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.SiteDiagonal())
-        >>> X = jnp.linspace(0, 1, 20)[:, None]
-        >>> with trace() as sites, seed(rng_seed=0):
-        ...     draws = guide(X, X[:, 0])
-        >>> {name: site["value"].shape for name, site in sites.items() if site["type"] == "param"}
+        >>> dgp.testing.parameter_shapes(guide)
         {'f_auto_loc': (16,), 'f_auto_outer': (16,)}
     """
 

@@ -52,19 +52,15 @@ class SiteContext:
         ValueError: a parameter is created for a program in which what all rows share depends on observations.
 
     Example:
-        >>> import jax.numpy as jnp, numpyro, numpyro_dgp as dgp
-        >>> from numpyro.handlers import seed
+        >>> import numpyro_dgp as dgp
         >>> class Show(dgp.guides.Prior):
         ...     def __call__(self, site):
         ...         print(site.name, site.prefix, type(site.fn).__name__, site.in_plate, site.is_inner())
         ...         return super().__call__(site)
-        >>> def model(X):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[:5]))
-        ...     with numpyro.plate("data", len(X)):
-        ...         numpyro.sample("h", f(X))
-        >>> with seed(rng_seed=0):
-        ...     draws = dgp.guides.MeanField(model, inducing=Show(), hidden=Show())(jnp.linspace(0, 1, 20)[:, None])
-        f auto InducingPrior False False
+        >>> model, X, y = dgp.testing.toy(2)
+        >>> shapes = dgp.testing.parameter_shapes(dgp.guides.MeanField(model, inducing=Show(), hidden=Show()), X, y)
+        f auto InducingPrior False True
+        g auto InducingPrior False False
         h auto FunctionValues True False
     """
 
@@ -131,9 +127,7 @@ class Rule(Checked):
     Example:
         A rule for a hidden layer whose values stay near the inputs of the layer, whatever its function is:
 
-        >>> import dataclasses, numpyro, numpyro_dgp as dgp
-        >>> import jax.numpy as jnp
-        >>> import numpyro.distributions as dist
+        >>> import dataclasses, numpyro, jax.numpy as jnp, numpyro_dgp as dgp
         >>> from numpyro.distributions import constraints
         >>> from numpyro_dgp.functions.function_values import FunctionValues
         >>> @dataclasses.dataclass(frozen=True)
@@ -141,15 +135,11 @@ class Rule(Checked):
         ...     start: float = 0.1
         ...     def __call__(self, site):
         ...         scale = site.param("scale", lambda: jnp.array(self.start), constraint=constraints.positive)
-        ...         return FunctionValues(site.fn.inputs, scale**2)
-        >>> def model(X, y=None):
-        ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X[:5]), outputs=1)
-        ...     with numpyro.plate("data", len(X)):
-        ...         h = numpyro.sample("h", f(X))
-        ...         numpyro.sample("y", dist.Normal(h[:, 0], 0.1), obs=y)
-        >>> X, guide = jnp.linspace(0, 1, 20)[:, None], dgp.guides.InducingPoint(model, sites={"h": NearInputs(0.01)})
+        ...         return FunctionValues(jnp.broadcast_to(site.fn.inputs, site.fn.shape()), scale**2)
+        >>> model, X, y = dgp.testing.toy(2)
+        >>> guide = dgp.guides.InducingPoint(model, sites={"h": NearInputs(0.01)})
         >>> with numpyro.handlers.seed(rng_seed=0):
-        ...     bool(abs(guide(X, X[:, 0])["h"] - X).max() < 0.05)
+        ...     bool(abs(guide(X, y)["h"] - X).max() < 0.05)
         True
     """
 
