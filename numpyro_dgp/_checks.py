@@ -29,6 +29,7 @@ __all__ = [
     "caller",
     "current_trace",
     "expect",
+    "expect_kind",
     "expected",
     "inside_transformation",
     "is_concrete",
@@ -112,6 +113,12 @@ def expect(met: Any, what: str, got: object, do: str = "", at: str | None = None
     """Raise the error :func:`expected` unless ``met`` is true."""
     if not met:
         raise expected(what, got, do, at)
+
+
+def expect_kind(value: Any, kinds: Any, what: str, do: str = "", at: str | None = None) -> None:
+    """Raise the error :func:`expected` unless ``value`` is an instance of one of ``kinds``."""
+    if not isinstance(value, kinds):
+        raise expected(what, type(value).__name__, do, at)
 
 
 def is_concrete(*values: Any) -> bool:

@@ -18,7 +18,7 @@ from sizes import mostly_long
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp.kernels import RBF, ArcCosine, Chordal, GreatCircle, Matern52, Zonal
-from numpyro_dgp.math.spherical_harmonics import num_harmonics, degree_shares, harmonics
+from numpyro_dgp.math.spherical_harmonics import degree_shares, harmonics, num_harmonics
 
 rng = np.random.default_rng(4)
 X = rng.normal(size=(11, 2))

@@ -26,7 +26,15 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import ExpTransform
 from numpyro.infer import SVI
 
-from numpyro_dgp._checks import expect, expected, require_count, require_key, require_positive, with_nearest
+from numpyro_dgp._checks import (
+    expect,
+    expect_kind,
+    expected,
+    require_count,
+    require_key,
+    require_positive,
+    with_nearest,
+)
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import structure
@@ -565,16 +573,11 @@ def _require_fit(posterior: Any, model: Any, guide: Any, names: Any) -> None:
             "dgp.Posterior(model, dgp.guides.InducingPoint(model), result.params)",
         )
     expect(callable(model), "the deeper model, a function", type(model).__name__)
-    expect(
-        isinstance(guide, Guide),
-        "a guide of dgp.guides for the deeper model",
-        type(guide).__name__,
-        "dgp.guides.InducingPoint(model)",
-    )
-    expect(
-        isinstance(names, Mapping | None),
+    expect_kind(guide, Guide, "a guide of dgp.guides for the deeper model", "dgp.guides.InducingPoint(model)")
+    expect_kind(
+        names,
+        Mapping | None,
         "names as a dict from names of the deeper program to those of the fitted one",
-        type(names).__name__,
         "names={'f1': 'f0'}",
     )
 

@@ -38,7 +38,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from scipy.special import logsumexp
 
-from numpyro_dgp._checks import expect, expected, require_count, require_key
+from numpyro_dgp._checks import expect, expect_kind, expected, require_count, require_key
 from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
@@ -451,10 +451,10 @@ def _require_previous(previous: Any, depths: tuple[Depth, ...], folds: int | Non
     """The parts to go on from: none without a fit before."""
     if previous is None:
         return {}
-    expect(
-        isinstance(previous, WeightedPosterior),
+    expect_kind(
+        previous,
+        WeightedPosterior,
         "previous, what fit_best returned before",
-        type(previous).__name__,
         "fit_best(family, key, X, y, previous=best)",
     )
     expect(folds is None, "no folds beside previous", f"folds={folds}, which are fits to less data")

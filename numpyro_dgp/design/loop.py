@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tqdm
 
-from numpyro_dgp._checks import expect, expected, require_count
+from numpyro_dgp._checks import expect, expect_kind, expected, require_count
 from numpyro_dgp._typing import Array
 from numpyro_dgp.design.search import Fitted, Search
 from numpyro_dgp.design.search_record import Record
@@ -65,11 +65,11 @@ def loop(
         >>> found.record.X.shape, found.record.rounds.tolist()
         ((4, 1), [0, 0, 1, 2])
     """
-    expect(
-        isinstance(search, Search),
+    expect_kind(
+        search,
+        Search,
         "a dgp.design.Search",
-        type(search).__name__,
-        ("loop(dgp.design.Search(model, dgp.guides.InducingPoint, bounds, acquisition), simulator, key, budget=50)"),
+        "loop(dgp.design.Search(model, dgp.guides.InducingPoint, bounds, acquisition), simulator, key, budget=50)",
     )
     expect(
         callable(simulator),

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_dgp._checks import expect, expected, require_count, require_key
+from numpyro_dgp._checks import expect, expect_kind, expected, require_count, require_key
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._fields import Checked, count, flag
 from numpyro_dgp._repr import brief
@@ -56,10 +56,10 @@ def made_surrogate(
     plates = plates_of_rows(model, box)
     example = Data(*filled_rows(np.broadcast_to(box.low, (2, box.dims)), np.zeros(2)))
     guide = make_guide(with_known_rows(model, plates, example.X))
-    expect(
-        isinstance(guide, Guide | AutoGuide),
+    expect_kind(
+        guide,
+        Guide | AutoGuide,
         "guide to make a guide of dgp.guides",
-        type(guide).__name__,
         "guide=dgp.guides.InducingPoint, or a guide of NumPyro such as AutoNormal",
     )
     surrogate = (Surrogate if isinstance(guide, Guide) else IntegratedSurrogate)(

@@ -17,7 +17,7 @@ from numpyro import handlers
 from numpyro.infer import MCMC, SVI
 from numpyro.infer.svi import SVIRunResult
 
-from numpyro_dgp._checks import expect, expected, require_count, require_key
+from numpyro_dgp._checks import expect, expect_kind, expected, require_count, require_key
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.diagnostics.arviz import Source, as_posterior, to_arviz
@@ -154,7 +154,7 @@ def compare(
         True
     """
     _require_arguments(model, guides, data, test, mcmc, level)
-    expect(isinstance(evidence, bool), "evidence to be True or False", type(evidence).__name__)
+    expect_kind(evidence, bool, "evidence to be True or False")
     require_key(key)
     for name, count in {"num_steps": num_steps, "num_samples": num_samples, "local_samples": local_samples}.items():
         require_count(name, count, "the default")

@@ -11,7 +11,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 
-from numpyro_dgp._checks import expect, expected, require_count, require_key
+from numpyro_dgp._checks import expect, expect_kind, expected, require_count, require_key
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.inference.fit import split_arguments
@@ -275,7 +275,7 @@ def _draws(
 ) -> dict[str, Array]:
     """Evenly spaced draws, at most ``num_chains``, of the sites whose numbers are sampled."""
     advice = "pass samples=mcmc.get_samples() of this program on these data"
-    expect(isinstance(samples, Mapping), "samples as a dict of draws by site", type(samples).__name__, advice)
+    expect_kind(samples, Mapping, "samples as a dict of draws by site", advice)
     names = [name.removesuffix(_WHITE) for name in white]
     expect(
         not (missing := [name for name in names if name not in samples]),

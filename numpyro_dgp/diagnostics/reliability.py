@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import jax
 import numpy as np
 
-from numpyro_dgp._checks import expect, expected, require_count, require_key
+from numpyro_dgp._checks import expect, expect_kind, expected, require_count, require_key
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.diagnostics.ratios import draw
 from numpyro_dgp.predict.posterior import Posterior
@@ -169,7 +169,7 @@ def local_khat(
         >>> dgp.diagnostics.local_khat(posterior, key, X, y, num_samples=50, num_globals=3)["y"].shape  # draws, rows
         (3, 20)
     """
-    expect(isinstance(posterior, Posterior), "dgp.Posterior(model, guide, params)", type(posterior).__name__)
+    expect_kind(posterior, Posterior, "dgp.Posterior(model, guide, params)")
     expect(posterior.guide is not None, "a fit with a guide", "draws of MCMC", "they have no importance weights")
     require_key(key)
     require_count("num_globals", num_globals, "the default")

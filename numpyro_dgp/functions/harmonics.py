@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import caller, expect, expected, is_concrete, require_count
+from numpyro_dgp._checks import caller, expect, expect_kind, expected, is_concrete, require_count
 from numpyro_dgp._fields import Checked, checked, count
 from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.functions.induced_function import InducedFunction
@@ -164,10 +164,10 @@ class Harmonics(Checked):
 
 def _dims(kernel: Any, columns: int) -> int:
     """E, the dimension in which a kernel has its directions."""
-    expect(
-        isinstance(kernel, ZonalKernel),
+    expect_kind(
+        kernel,
+        ZonalKernel,
         "a kernel of directions for dgp.Harmonics (Zonal, ArcCosine, Chordal, GreatCircle)",
-        type(kernel).__name__,
         "dgp.kernels.Zonal(dgp.kernels.Matern52(1.0, 0.5)) for inputs of any kind",
     )
     return int(jax.eval_shape(lambda: kernel.directions(jnp.zeros((1, columns)))).shape[-1])

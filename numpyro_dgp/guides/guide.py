@@ -23,7 +23,7 @@ from numpyro import handlers
 from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoGuide, AutoGuideList, AutoLaplaceApproximation
 
-from numpyro_dgp._checks import caller, expect, expected, require_key, require_levels
+from numpyro_dgp._checks import caller, expect, expect_kind, expected, require_key, require_levels
 from numpyro_dgp._compiled import one_thread
 from numpyro_dgp._data import indexable
 from numpyro_dgp._numpyro import apart
@@ -102,11 +102,11 @@ class Guide:
         expect(callable(model), "the program, a function", type(model).__name__, f"{type(self).__name__}(model)")
         expect(isinstance(prefix, str), "prefix to be a string", repr(prefix), "'auto' is the default")
         expect(callable(init_loc_fn), "init_loc_fn to be a function", type(init_loc_fn).__name__)
-        expect(isinstance(sites, Mapping | None), "sites as a dict", type(sites).__name__, "sites={'h': rule}")
-        expect(
-            isinstance(importance, Importance | None),
+        expect_kind(sites, Mapping | None, "sites as a dict", "sites={'h': rule}")
+        expect_kind(
+            importance,
+            Importance | None,
             "importance to be dgp.guides.Importance",
-            type(importance).__name__,
             "importance=dgp.guides.Importance(num_samples=5)",
         )
         given = zip((inducing, hidden, latent, exact, other), self.defaults, strict=True)
@@ -286,12 +286,7 @@ def _require_rules(rules: Rules, sites: Mapping[str, Any]) -> None:
     if callable(rules.other) and not isinstance(rules.other, Rule) and not is_class_of_rules:
         del by_kind["other"]
     for name, rule in [*by_kind.items(), *sites.items()]:
-        expect(
-            isinstance(rule, Rule),
-            f"a rule for {name!r}",
-            type(rule).__name__,
-            "for example dgp.guides.Normal(), an instance",
-        )
+        expect_kind(rule, Rule, f"a rule for {name!r}", "for example dgp.guides.Normal(), an instance")
     for name, rule in by_kind.items():
         if rule.only_for not in (None, name):
             raise expected(

@@ -15,7 +15,16 @@ from numpyro.distributions.util import scale_and_mask
 from numpyro.infer import elbo
 from numpyro.util import check_model_guide_match
 
-from numpyro_dgp._checks import MISSING, expect, expected, is_concrete, require_count, require_finite, require_key
+from numpyro_dgp._checks import (
+    MISSING,
+    expect,
+    expect_kind,
+    expected,
+    is_concrete,
+    require_count,
+    require_finite,
+    require_key,
+)
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import explained
@@ -95,7 +104,7 @@ class ELBO(elbo.ELBO):
                 type(program).__name__,
                 "the order is loss(key, params, model, guide, X, y)",
             )
-        expect(isinstance(param_map, Mapping), "params as a dict", type(param_map).__name__, "svi.get_params(state)")
+        expect_kind(param_map, Mapping, "params as a dict", "svi.get_params(state)")
         for path, value in jax.tree.leaves_with_path({"args": args, "kwargs": kwargs}):
             if isinstance(value, np.ndarray | jax.Array) and jnp.issubdtype(value.dtype, jnp.floating):
                 where = jax.tree_util.keystr(path)

@@ -22,7 +22,16 @@ from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
-from numpyro_dgp._checks import caller, expect, expected, inside_transformation, is_concrete, nearest, with_checks
+from numpyro_dgp._checks import (
+    caller,
+    expect,
+    expect_kind,
+    expected,
+    inside_transformation,
+    is_concrete,
+    nearest,
+    with_checks,
+)
 from numpyro_dgp._compiled import Compiled, one_thread
 from numpyro_dgp._data import warn_of_units
 from numpyro_dgp._typing import Array
@@ -145,12 +154,7 @@ def start_of_fit(
     first = None if has_no_state(svi) else initial_state(svi, rng_key, rebuild, arrays, None)
     sites = _sites(svi, rng_key, rebuild, arrays)
     _require_same_sites(svi, sites)
-    expect(
-        isinstance(init_params, dict | None),
-        "init_params to be a dict of arrays",
-        type(init_params).__name__,
-        "try init_params=svi_result.params",
-    )
+    expect_kind(init_params, dict | None, "init_params to be a dict of arrays", "try init_params=svi_result.params")
     for name, value in (init_params or {}).items():
         _require_initial_value(name, value, sites.parameters)
     if first is None or init_params:

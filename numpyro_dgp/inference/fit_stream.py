@@ -26,7 +26,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIRunResult, SVIState
 
 from numpyro_dgp._checks import (
-    expect,
+    expect_kind,
     expected,
     require_count,
     require_finite_leaves,
@@ -227,10 +227,10 @@ def _arguments(stream: BatchSource, first: tuple[np.ndarray, ...], kwargs: dict[
 def _first_batch(stream: BatchSource, devices: int) -> tuple[np.ndarray, ...]:
     """The batch of step 0, after checks: as many rows in every array, a multiple of the number of devices, and numbers
     that stay apart in the default precision."""
-    expect(
-        isinstance(stream, BatchSource),
+    expect_kind(
+        stream,
+        BatchSource,
         "a source of batches, with num_rows and batch(step)",
-        type(stream).__name__,
         "try dgp.Stream((X, y), batch_size=1000)",
     )
     require_count("num_rows", stream.num_rows, "the length of its arrays")

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import expect, expected
+from numpyro_dgp._checks import expect, expect_kind, expected
 from numpyro_dgp._typing import Array
 
 __all__ = [
@@ -139,7 +139,7 @@ def save(path: str | os.PathLike[str], params: dict[str, Any]) -> None:
         >>> sorted(load(file)), load(file)["net$params"]["w"].shape
         (['ls_auto_loc', 'net$params'], (3,))
     """
-    expect(isinstance(params, dict), "a dict of arrays", type(params).__name__, "save(path, svi_result.params)")
+    expect_kind(params, dict, "a dict of arrays", "save(path, svi_result.params)")
     require_file_path("path", path, "posterior.npz")
     write_arrays(path, entries_of(params))
 

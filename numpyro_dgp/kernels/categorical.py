@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import caller, expect, expected, require_count, require_finite, violated
+from numpyro_dgp._checks import caller, expect, expect_kind, expected, require_count, require_finite, violated
 from numpyro_dgp._data import own_numbers
 from numpyro_dgp._fields import array, number
 from numpyro_dgp._typing import Array, Number, pytree, static
@@ -202,10 +202,10 @@ class Embedding(Kernel):
             "for one number per category write table[:, None]",
         )
         require_finite("table of Embedding", self.table, "draw it from a Normal")
-        expect(
-            isinstance(self.kernel, Kernel),
+        expect_kind(
+            self.kernel,
+            Kernel,
             "a kernel of the places",
-            type(self.kernel).__name__,
             "for example dgp.kernels.RBF(), or dgp.kernels.as_kernel(k) for a function k(X1, X2)",
         )
 

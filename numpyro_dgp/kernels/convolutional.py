@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import expect, expected, require_count, require_finite
+from numpyro_dgp._checks import expect, expect_kind, expected, require_count, require_finite
 from numpyro_dgp._data import as_numbers, own_numbers
 from numpyro_dgp._fields import Checked, count, flag
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
@@ -180,10 +180,10 @@ class Convolutional(Kernel):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kernel", as_kernel(self.kernel))
-        expect(
-            isinstance(self.patches, Patches),
+        expect_kind(
+            self.patches,
+            Patches,
             "patches=dgp.kernels.Patches(image, patch)",
-            type(self.patches).__name__,
             "Convolutional(RBF(), dgp.kernels.Patches((28, 28), (5, 5)))",
         )
         if self.weights is None:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import expect, expected
+from numpyro_dgp._checks import expect_kind, expected
 from numpyro_dgp._typing import Array, pytree
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.categorical import is_label, require_labels
@@ -54,10 +54,10 @@ class PerGroup(Kernel):
     kernel: Kernel
 
     def __post_init__(self) -> None:
-        expect(
-            isinstance(self.kernel, Kernel),
+        expect_kind(
+            self.kernel,
+            Kernel,
             "a kernel with one entry per group in every hyperparameter",
-            type(self.kernel).__name__,
             "jax.vmap(dgp.kernels.RBF)(variance, lengthscale)",
         )
         shapes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(self.kernel)}

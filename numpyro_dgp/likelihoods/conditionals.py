@@ -25,7 +25,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import expect, expected, is_concrete
+from numpyro_dgp._checks import expect, expect_kind, expected, is_concrete
 from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.function_values import FunctionValues
@@ -193,10 +193,10 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
             invalid = error
             with numpyro.validation_enabled(False):
                 example = _called(conditional, values, f_x)
-    expect(
-        isinstance(example, dist.Distribution),
+    expect_kind(
+        example,
+        dist.Distribution,
         "conditional(v) to return a NumPyro distribution",
-        type(example).__name__,
         "for example lambda v: dist.Normal(v, 0.1)",
     )
     numbers = elementwise(example)

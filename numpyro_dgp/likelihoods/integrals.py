@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import expect
+from numpyro_dgp._checks import expect_kind
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.function_values import sum_event
 from numpyro_dgp.likelihoods.around_peaks import around_peaks
@@ -134,10 +134,10 @@ def integrals(case: Case, strategies: Iterable[Strategy] = ()) -> tuple[Integral
     """
     found = [strategy(case) for strategy in (*strategies, *STRATEGIES)]
     for strategy, integral in zip(strategies, found, strict=False):
-        expect(
-            isinstance(integral, Integral | None),
+        expect_kind(
+            integral,
+            Integral | None,
             f"integrate={strategy!r} to return an Integral or None",
-            type(integral).__name__,
             "dgp.extend.Integral(describe, expected_log_prob, log_marginal)",
         )
     return tuple(integral for integral in found if integral is not None)

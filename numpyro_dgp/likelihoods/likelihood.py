@@ -17,7 +17,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import MISSING, expect, expected, require_finite
+from numpyro_dgp._checks import MISSING, expect, expect_kind, expected, require_finite
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.functions.fields_in_order import FieldsInOrder
 from numpyro_dgp.functions.function_values import FunctionValues, MixedValues, ProcessValues
@@ -157,14 +157,12 @@ class Likelihood(FieldsInOrder):
     ) -> None:
         several = f_x if isinstance(f_x, tuple | list) else (f_x,)
         for values in several or (None,):
-            expect(
-                isinstance(values, FunctionValues | ProcessValues),
+            expect_kind(
+                values,
+                FunctionValues | ProcessValues,
                 "the distribution f(x)",
-                type(values).__name__,
-                (
-                    'pass g(h) itself; for a draw v = numpyro.sample("v", g(h)) write numpyro.sample("y", '
-                    "dist.Normal(v, noise)) instead"
-                ),
+                'pass g(h) itself; for a draw v = numpyro.sample("v", g(h)) write numpyro.sample("y", '
+                "dist.Normal(v, noise)) instead",
             )
             require_site(values)
         expect(collapse in ("bound", "marginal"), 'collapse="bound" or "marginal"', repr(collapse))

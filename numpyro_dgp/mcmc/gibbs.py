@@ -17,7 +17,7 @@ from numpyro import handlers
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.infer.util import initialize_model
 
-from numpyro_dgp._checks import expect, expected, with_nearest
+from numpyro_dgp._checks import expect, expect_kind, expected, with_nearest
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.weights import StandardNormal
@@ -51,11 +51,8 @@ class PlannedBlock(NamedTuple):
 
 def require_updates(blocks: Any, rest: Any) -> _Chosen:
     """The blocks of the user by their sites; raise unless they are updates by site."""
-    expect(
-        isinstance(blocks, Mapping | None),
-        "blocks as a dict of updates by site",
-        type(blocks).__name__,
-        'blocks={"h": dgp.mcmc.EllipticalSlice()}',
+    expect_kind(
+        blocks, Mapping | None, "blocks as a dict of updates by site", 'blocks={"h": dgp.mcmc.EllipticalSlice()}'
     )
     chosen = {(sites,) if isinstance(sites, str) else tuple(sites): update for sites, update in (blocks or {}).items()}
     for sites, update in chosen.items():

@@ -25,6 +25,7 @@ from numpyro.infer.svi import SVIRunResult, SVIState
 
 from numpyro_dgp._checks import (
     expect,
+    expect_kind,
     expected,
     inside_transformation,
     is_concrete,
@@ -324,7 +325,7 @@ def _without_starts(guide: Guide) -> Guide:
 
 def _require_fit(posterior: Any, guide: Any) -> None:
     example = "dgp.Posterior(model, dgp.guides.InducingPoint(model), result.params)"
-    expect(isinstance(posterior, Posterior), "a Posterior", type(posterior).__name__, example)
+    expect_kind(posterior, Posterior, "a Posterior", example)
     expect(
         posterior.samples is None,
         "a Posterior with a guide",

@@ -37,7 +37,7 @@ from numpyro.distributions import biject_to
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro.optim import _NumPyroOptim
 
-from numpyro_dgp._checks import expect, expected, is_concrete, taking_the_loss
+from numpyro_dgp._checks import expect, expect_kind, expected, is_concrete, taking_the_loss
 from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
@@ -420,20 +420,17 @@ class NaturalGradient(_NumPyroOptim):
         sites: Literal["last", "all"] | Sequence[str] = "last",
         coordinates: Coordinates = "natural",
     ) -> None:
-        expect(
-            isinstance(guide, Guide | AutoNormal | AutoMultivariateNormal),
+        expect_kind(
+            guide,
+            Guide | AutoNormal | AutoMultivariateNormal,
             "one of dgp.guides, AutoNormal or AutoMultivariateNormal",
-            type(guide).__name__,
             "for example dgp.guides.InducingPoint(model)",
         )
         require_coordinates(coordinates)
         if not callable(step_size):
             _require_positive("step_size", step_size)
-        expect(
-            isinstance(optimizer, optax.GradientTransformation),
-            "an optax optimiser for the other parameters",
-            type(optimizer).__name__,
-            "optax.adam(0.01)",
+        expect_kind(
+            optimizer, optax.GradientTransformation, "an optax optimiser for the other parameters", "optax.adam(0.01)"
         )
         self.guide, self.step_size, self.sites, self.coordinates = guide, step_size, sites, coordinates
         self.schedule: Schedule = step_size if callable(step_size) else lambda _: step_size

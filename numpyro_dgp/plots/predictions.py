@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from numpyro_dgp._checks import expect, expected, require_finite
+from numpyro_dgp._checks import expect, expect_kind, expected, require_finite
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._typing import ArrayLike
 from numpyro_dgp.densities import Mixture
@@ -214,14 +214,12 @@ def marginals(draws: ArrayLike, y: ArrayLike, log_density: ArrayLike, *, observe
 
 def _moments(prediction: Mixture) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of a prediction, checked."""
-    expect(
-        isinstance(prediction, Mixture),
+    expect_kind(
+        prediction,
+        Mixture,
         "a dgp.densities.Mixture",
-        type(prediction).__name__,
-        (
-            "posterior.predict(key, X) gives one, of one Gaussian per input it is "
-            "dgp.densities.Mixture(mean[None], variance[None])"
-        ),
+        "posterior.predict(key, X) gives one, of one Gaussian per input it is "
+        "dgp.densities.Mixture(mean[None], variance[None])",
     )
     mean, variance = np.asarray(prediction.mean), np.asarray(prediction.variance)
     require_finite("prediction", mean, "check the fit: NaN in its losses?")

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from numpyro_dgp._checks import caller, expect, expected
+from numpyro_dgp._checks import caller, expect_kind, expected
 from numpyro_dgp.design.sensitivity import Integrals, MainEffects, SobolIndices
 from numpyro_dgp.plots.axes import figure_of, open_axes
 
@@ -122,12 +122,7 @@ def _require(kind: type[Any], found: Any, reference: Any) -> None:
     """Raise unless ``found`` is of a kind, and a reference too, with the same names."""
     function = caller().replace("plots", "dgp.design")
     for given in (found,) if reference is None else (found, reference):
-        expect(
-            isinstance(given, kind),
-            f"what {function} returns",
-            type(given).__name__,
-            f"{function}(posterior, inputs, key)",
-        )
+        expect_kind(given, kind, f"what {function} returns", f"{function}(posterior, inputs, key)")
     if reference is not None and reference.names != found.names:
         raise expected(
             f"a reference with the columns {', '.join(found.names)}",

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import kl_divergence
 
-from numpyro_dgp._checks import expect, expected, require_count, require_noise, require_positive
+from numpyro_dgp._checks import expect_kind, expected, require_count, require_noise, require_positive
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.kernels import Kernel, as_kernel
@@ -97,12 +97,7 @@ class RingNormal(DrawnFromWhite):
         solver: Solver | None = None,
     ) -> None:
         self.pattern = Pattern.of(ring, observed)
-        expect(
-            isinstance(solver, Solver | None),
-            "solver to be a dgp.rings.Solver",
-            type(solver).__name__,
-            "dgp.rings.Solver(probes=32)",
-        )
+        expect_kind(solver, Solver | None, "solver to be a dgp.rings.Solver", "dgp.rings.Solver(probes=32)")
         self.solver, self.noisy = solver or Solver(), noise is not None
         if noise is not None and np.ndim(noise):
             require_positive("noise", self.one_per_place("noise", noise, len(self.present)))

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import expect, expected, require_finite, violated
+from numpyro_dgp._checks import expect, expect_kind, expected, require_finite, violated
 from numpyro_dgp._data import own_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.kernels.base import Constant, Kernel, Product, as_kernel, expand
@@ -241,7 +241,7 @@ def spectral_mass(kernel: Kernel, ring: Ring, multiples: Array) -> Array:
 
 def require_ring(ring: Any) -> None:
     """Raise unless ``ring`` is a :class:`Ring`."""
-    expect(isinstance(ring, Ring), "a dgp.rings.Ring", type(ring).__name__, "dgp.rings.regular(x, margin) makes one")
+    expect_kind(ring, Ring, "a dgp.rings.Ring", "dgp.rings.regular(x, margin) makes one")
 
 
 def spectrum(kernel: Kernel, ring: Ring) -> Array:

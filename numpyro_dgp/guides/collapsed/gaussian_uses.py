@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from numpyro.distributions import constraints, kl_divergence
 
-from numpyro_dgp._checks import expect, expected
+from numpyro_dgp._checks import expect, expect_kind, expected
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.analysis.sites import Message, masks_around, site_kind, unwrap
 from numpyro_dgp.bounds.collapsed import Observations, Quadratic, from_features, from_rows, with_features
@@ -516,13 +516,10 @@ def affine_mean(mean: Callable[[Array], Array], dims: int, outputs: int, dtype: 
     Raises:
         ValueError: a mean function that is not affine.
     """
-    expect(
-        isinstance(mean, ZeroMean | ConstantMean | IdentityMean | LinearMean),
-        (
-            "a mean function among dgp.means.ZeroMean, ConstantMean, IdentityMean and LinearMean where "
-            "inputs are Gaussian"
-        ),
-        type(mean).__name__,
+    expect_kind(
+        mean,
+        ZeroMean | ConstantMean | IdentityMean | LinearMean,
+        "a mean function among dgp.means.ZeroMean, ConstantMean, IdentityMean and LinearMean where inputs are Gaussian",
         "write it as one of these",
     )
     offset = mean(jnp.zeros((1, dims), dtype))[0]

@@ -16,7 +16,7 @@ from numpyro.distributions.flows import InverseAutoregressiveTransform
 from numpyro.distributions.transforms import ComposeTransform, Transform
 from numpyro.nn import AutoregressiveNN
 
-from numpyro_dgp._checks import expect, expected
+from numpyro_dgp._checks import expect, expect_kind, expected
 from numpyro_dgp._fields import count
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
@@ -139,11 +139,7 @@ class Flow(Rule):
         require_site(InducingPrior, self, site, "inducing values")
         base, size = self.base(site), math.prod(site.fn.event_shape)
         transform = self._blocks(site, size) if self.bijector is None else self.bijector(size)
-        expect(
-            isinstance(transform, Transform),
-            "the bijector to return a numpyro.distributions.transforms.Transform",
-            type(transform).__name__,
-        )
+        expect_kind(transform, Transform, "the bijector to return a numpyro.distributions.transforms.Transform")
         domain: Any = transform.domain
         while isinstance(domain, type(constraints.real_vector)):
             domain = domain.base_constraint
