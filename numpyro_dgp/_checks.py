@@ -56,6 +56,7 @@ __all__ = [
     "with_nearest",
 ]
 
+_OF_HANDLERS = "process_message", "postprocess_message", "__exit__"  # which NumPyro calls
 _OF_LINE_SEARCHES = "value_fn", "grad_fn", "obj_fn", "grad"
 
 MISSING = (
@@ -78,7 +79,7 @@ def caller() -> str:
     frames = [frame for frame, _ in traceback.walk_stack(None) if frame.f_code.co_filename != "<string>"]
     modules = [frame.f_globals.get("__name__", "").split(".") for frame in frames]
     for frame, module, outer in zip(frames, modules, [*modules[1:], [""]], strict=True):
-        if module[0] != package.__name__ or outer[0] == package.__name__:
+        if module[0] != package.__name__ or outer[0] == package.__name__ or frame.f_code.co_name in _OF_HANDLERS:
             continue
         local = frame.f_locals
         root, *method = frame.f_code.co_qualname.split(".<locals>")[0].split(".")
