@@ -73,9 +73,9 @@ def caller() -> str:
     ``gp 'f'``. Empty if there is none.
     """
     package = sys.modules["numpyro_dgp"]
-    parts = {name: vars(package)[name] for name in dir(package) if inspect.ismodule(vars(package).get(name))}
-    home = {name: f"{part}." for part, module in parts.items() for name in module.__all__}
-    home |= dict.fromkeys(package.__all__, "")
+    parts = {n.removeprefix("numpyro_dgp."): m for n, m in sys.modules.items() if n.startswith("numpyro_dgp.")}
+    names = {n: getattr(m, "__all__", ()) for n, m in parts.items() if n[0] != "_" and "." not in n}
+    public = {*package.__all__}.union(*names.values())
     frames = [frame for frame, _ in traceback.walk_stack(None) if frame.f_code.co_filename != "<string>"]
     modules = [frame.f_globals.get("__name__", "").split(".") for frame in frames]
     for frame, module, outer in zip(frames, modules, [*modules[1:], [""]], strict=True):
@@ -86,14 +86,14 @@ def caller() -> str:
         if method:
             own = local.get("self", local.get("cls"))
             bases = (own if isinstance(own, type) else type(own)).__mro__
-            if any(base.__name__ in home for base in bases):
+            if any(base.__name__ in public for base in bases):
                 name = bases[0].__name__
                 return name if method[0].startswith("_") else f"{name}.{method[0]}"
-        elif module[1] in parts and root in parts[module[1]].__all__:
-            return f"{module[1]}.{root}"
-        elif root in home:
+        elif getattr(vars(package).get(root), "__module__", "") == frame.f_globals["__name__"]:
             site = local["name"] if "name" in inspect.getargs(frame.f_code).args else None
-            return home[root] + root + (f" {site!r}" if isinstance(site, str) else "")
+            return f"{root} {site!r}" if isinstance(site, str) else root
+        elif part := next((n for n in sorted(names, key=lambda n: n != module[1]) if root in names[n]), None):
+            return f"{part}.{root}"
     return ""
 
 

@@ -277,11 +277,11 @@ def test_lengthscales_that_do_not_fit_are_warned_of(scale):
     ("make", "match"),
     [
         (lambda: dgp.Basis(1.0, -1.0, 5), "Basis: expected low < high, got 1.0 and -1.0"),
-        (lambda: dgp.Basis(0.0, np.inf, 5), "expected finite high of Basis"),
+        (lambda: dgp.Basis(0.0, np.inf, 5), "expected finite high"),
         (lambda: dgp.Basis(0.0, 1.0, 0), "expected size to be a positive integer, or one for each column, got 0"),
         (lambda: dgp.Basis(0.0, 1.0, 2.5), "expected size to be a positive integer"),
         (lambda: dgp.Basis([0.0, 1.0], 2.0, (3, 3, 3)), r"got shapes \(2,\) and \(\) and size = \(3, 3, 3\)"),
-        (lambda: dgp.Basis.around(X, -1.0), "expected the lengthscale of Basis.around to be positive"),
+        (lambda: dgp.Basis.around(X, -1.0), "Basis.around: expected lengthscale to be positive"),
         (lambda: dgp.Basis.around(X, 1.0, error=2.0), "expected error to be a share of the variance below one"),
         (lambda: dgp.Basis.around(X, [1.0, 2.0]), r"expected lengthscale to be of shape \(\) or \(1,\), got \(2,\)"),
         (lambda: dgp.Basis.around(X, 1.0, longest=0.5), "expected longest to be the longest lengthscale, got 0.5"),

@@ -113,7 +113,7 @@ HALF = r"expected labels 0 to 2 in column 0 of its inputs, got 0.5 \(1 such valu
         (lambda: K.Categorical(3, -1.0), "Categorical: expected variance to be positive"),
         (lambda: K.Categorical(3, np.ones(2)), "Categorical: expected variance to be a single number"),
         (lambda: K.Categorical(3, 1.0, 1.1), r"correlation of Categorical to be between 0 and 1, got 1.1: give it a B"),
-        (lambda: K.Categorical(3, 1.0, np.nan), "correlation of Categorical to be between 0 and 1, got nan"),
+        (lambda: K.Categorical(3, 1.0, np.nan), "Categorical: expected finite correlation, got 1 NaN"),
         (lambda: K.Categorical((3, 2), 1.0, [0.1] * 3), r"a correlation of shape \(\) or \(2,\), got \(3,\): one per"),
         (
             lambda: K.Categorical(3)(X3, X3),

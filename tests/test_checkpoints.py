@@ -145,7 +145,7 @@ def test_continuing_all_the_same(written, tmp_path):
     file.write_bytes(written.read_bytes())
     slower = make(optax.adam(0.002))
     forced = fit(dgp.Checkpoint(file, force=True), slower)
-    np.testing.assert_array_equal(forced.losses[:3], read_arrays("test", written, "")["losses"])
+    np.testing.assert_array_equal(forced.losses[:3], read_arrays(written, "")["losses"])
     fit(file, slower, steps=9)  # the file is now of this fit
     renamed = make(model=partial(line, site="scale"), guide=partial(point, site="scale"))
     with pytest.raises(ValueError, match=r"state\S*'scale_loc'\S* is missing in the file and of type float64"):
@@ -156,7 +156,7 @@ def test_continuing_all_the_same(written, tmp_path):
 
 @pytest.mark.slow
 def test_other_versions_warn_and_go_on(written, tmp_path):
-    arrays = read_arrays("test", written, "")
+    arrays = read_arrays(written, "")
     identity = FitIdentity.from_json(str(arrays["identity"]))
     older = identity._replace(versions=identity.versions | {"jax": "0.1"}, programs={"the optimiser": "another"})
     write_arrays(tmp_path / "a.npz", arrays | {"identity": np.array(older.to_json())})
@@ -253,7 +253,7 @@ def test_every_truncation_is_an_error_in_words(written, tmp_path):
     for size in [*range(0, len(whole), 97), len(whole) - 1]:
         file.write_bytes(whole[:size])
         with pytest.raises(ValueError, match=r"expected a file of arrays, got (an empty|a damaged|no \.npz)"):
-            read_arrays("fit", file, "remove it")
+            read_arrays(file, "remove it")
 
 
 def test_overwritten_bytes_are_an_error_in_words(written, tmp_path):
@@ -263,11 +263,11 @@ def test_overwritten_bytes_are_an_error_in_words(written, tmp_path):
         damaged[i] ^= 0xFF
         file.write_bytes(damaged)
         try:
-            found = read_arrays("fit", file, "remove it")
+            found = read_arrays(file, "remove it")
         except ValueError as error:
             assert "expected a file of arrays" in str(error)  # noqa: PT017
         else:  # bytes that mean nothing, such as a date
-            assert found.keys() <= read_arrays("fit", written, "").keys()
+            assert found.keys() <= read_arrays(written, "").keys()
 
 
 @pytest.mark.parametrize("name", ["file/fit.npz", "file/deep/fit.npz", "."])
@@ -335,7 +335,7 @@ def test_an_interruption_saves_what_is_there_and_says_where(tmp_path, monkeypatc
         dgp.fit(make(), jax.random.key(0), 9, X, Y)
     monkeypatch.undo()
     assert [p.name for p in tmp_path.iterdir()] == ["a.npz"]
-    assert 4 <= len(read_arrays("test", tmp_path / "a.npz", "")["losses"]) < 9
+    assert 4 <= len(read_arrays(tmp_path / "a.npz", "")["losses"]) < 9
     np.testing.assert_array_equal(fit(tmp_path / "a.npz", steps=9).losses, whole.losses)
 
 
@@ -372,7 +372,7 @@ def test_threads_that_write_one_file_never_leave_a_part(tmp_path):
         thread.start()
     for thread in writes:
         thread.join()
-    found = read_arrays("test", file, "")["a"]
+    found = read_arrays(file, "")["a"]
     assert (found == found[0]).all()
     assert [p.name for p in tmp_path.iterdir()] == ["a.npz"]
 

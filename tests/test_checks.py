@@ -56,7 +56,7 @@ def test_three_parts():
     assert str(expected("x", (2,), at="gp 'f'")) == "gp 'f': expected x, got (2,)"
     expect(True, "x", 3)
     expect_kind(3, int | str, "x")
-    with pytest.raises(ValueError, match="^expected a text, got int: str"):
+    with pytest.raises(ValueError, match=r"^expected a text, got int: str"):
         expect_kind(3, str, "a text", "str(x)")
 
 

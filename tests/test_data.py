@@ -155,9 +155,9 @@ def test_what_stays_apart_is_counted_by_column():
 @pytest.mark.parametrize("values", [PLAIN, 100 * PLAIN, np.arange(10**6), np.zeros((0, 2)), np.zeros((3, 0)), "jit"])
 def test_units_near_one_do_not_warn(values):
     if isinstance(values, str):
-        jax.eval_shape(lambda x: warn_of_units("f", "x", x), jax.ShapeDtypeStruct((3,), float))
+        jax.eval_shape(lambda x: warn_of_units("x", x), jax.ShapeDtypeStruct((3,), float))
     else:
-        warn_of_units("f", "x", values)
+        warn_of_units("x", values)
 
 
 def test_messages_are_short_for_any_table():

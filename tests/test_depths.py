@@ -19,7 +19,7 @@ from numpyro_dgp.depth.depth_weights import arguments_of, as_depths, key_of
     ],
 )
 def test_depths_are_numbers_of_layers_and_pairs(given, depths):
-    assert as_depths("owner", given) == depths
+    assert as_depths(given) == depths
     assert all(type(n) is int for depth in depths for n in arguments_of(depth))
 
 
@@ -28,8 +28,8 @@ def test_depths_are_numbers_of_layers_and_pairs(given, depths):
     [(), 0, (2, 1), (1, 1), (1.0,), (True,), "12", ((2, 1), (2, 1)), ((2, 1), 1), ((),), ((2, 0),), ((2, 1, 1),)],
 )
 def test_others_are_refused(given):
-    with pytest.raises(ValueError, match=r"owner: expected depths as ascending .*or pairs .*depths=\(1, \(2, 1\), 2\)"):
-        as_depths("owner", given)
+    with pytest.raises(ValueError, match=r"expected depths as ascending .*or pairs .*depths=\(1, \(2, 1\), 2\)"):
+        as_depths(given)
 
 
 @pytest.mark.slow

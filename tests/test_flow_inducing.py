@@ -123,10 +123,10 @@ def test_every_parameter_has_a_gradient():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: G.Flow(depth=0), "rule Flow: expected depth to be a positive integer"),
-        (lambda: G.Flow(hidden=0), "rule Flow: expected hidden to be a positive integer"),
+        (lambda: G.Flow(depth=0), "Flow: expected depth to be a positive integer"),
+        (lambda: G.Flow(hidden=0), "Flow: expected hidden to be a positive integer"),
         (lambda: G.Flow(bijector=3), "expected bijector to be a function of the number of values, got int"),
-        (lambda: G.Flow(base=G.Normal()), "rule Flow: expected base="),
+        (lambda: G.Flow(base=G.Normal()), "Flow: expected base to be"),
         (
             lambda: G.InducingPoint(labels, inducing=G.Flow(lambda n: n))(x, y),
             "expected the bijector to return a numpyro.*, got int",

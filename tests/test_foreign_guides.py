@@ -115,7 +115,7 @@ def with_laplace(model):
 def test_a_guide_that_draws_only_its_mode_does_not_predict(make):
     with pytest.raises(ValueError, match=r"the mode without any uncertainty: Posterior\(model, samples="):
         dgp.Posterior(model, make(model), {})
-    with pytest.raises(ValueError, match=r"other=\.\.\.\): expected a guide that draws from its posterior"):
+    with pytest.raises(ValueError, match=r"expected a guide that draws from its posterior"):
         dgp.guides.InducingPoint(model, other=make)
 
 

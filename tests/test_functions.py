@@ -337,7 +337,7 @@ NAN = np.where(np.arange(8).reshape(4, 2) == 3, np.nan, 0.0)
         (lambda: open_gp(jnp.zeros(4), KERNEL, dgp.Points(Z))(NAN), r"expected finite inputs of f\(x\), got 1 NaN"),
         (
             lambda: open_gp(jnp.zeros(4), KERNEL, dgp.Points(Z))(X, noise=0.0),
-            r"expected the noise of f\(x\) to be positive",
+            r"expected noise to be positive",
         ),
         (
             lambda: open_gp(jnp.zeros((2, 4)), KERNEL, dgp.Points(Z), outputs=2, mean=lambda x: x[:, :1] * jnp.ones(3))(

@@ -384,7 +384,7 @@ def projected(X, y=None):
         ),
         (
             lambda: initial(two, G.InducingPoint(two, inducing=G.GlobalInducing(5), hidden=G.Full()), X, Y),
-            "rule Full: expected site 'h' to be",
+            "expected site 'h' to be",
         ),
         (
             lambda: at_shapes(
@@ -395,7 +395,7 @@ def projected(X, y=None):
                 X,
                 Y,
             ),
-            "GlobalInducing: expected 5 pseudo-inputs at layer 'f', got 4 of 'auto_pseudo_inputs', which all layers",
+            "expected 5 pseudo-inputs at layer 'f', got 4 of 'auto_pseudo_inputs', which all layers",
         ),
         (
             lambda: at_shapes(reversed_layers, G.InducingPoint(reversed_layers, inducing=G.GlobalInducing(5)), X, Y),

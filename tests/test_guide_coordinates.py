@@ -180,11 +180,11 @@ def test_a_guide_of_all_sites_together_leaves_no_layer_to_integrate():
         ),
         (
             lambda: dgp.for_mcmc(shallow, {"a": 1.0}, guide=G.InducingPoint(shallow))(X, Y),
-            "for_mcmc: expected a value for every numpyro.param, got none for 'g_auto_loc'",
+            "expected a value for every numpyro.param, got none for 'g_auto_loc'",
         ),
         (
             lambda: dgp.for_mcmc(shallow, {"a": 1.0}, guide=lambda X, y, batch: None)(X, Y, 7),
-            "for_mcmc: expected a program over all data, got plate 'data' that takes 7 of 30 rows",
+            "expected a program over all data, got plate 'data' that takes 7 of 30 rows",
         ),
         (
             lambda: dgp.for_mcmc(bayesian, {"g_Z": Z}, guide=lambda X, y: None)(X, Y),

@@ -337,8 +337,8 @@ def test_exact_layers():
             r"expected names of latent sites of the model, got \['y'\]",
         ),
         (lambda: G.InducingPoint(deep, sites={"f": G.Delta}), "expected a rule for 'f', got type"),
-        (lambda: G.InducingPoint(deep, sites={"h": G.Full()}), "rule Full: expected site 'h' to be inducing values"),
-        (lambda: G.InducingPoint(deep, sites={"h": G.Diagonal()}), "rule Diagonal: expected site 'h' to be inducing"),
+        (lambda: G.InducingPoint(deep, sites={"h": G.Full()}), "expected site 'h' to be inducing values"),
+        (lambda: G.InducingPoint(deep, sites={"h": G.Diagonal()}), "expected site 'h' to be inducing"),
         (
             lambda: G.InducingPoint(deep, sites={"g": G.OpperArchambeau()}),
             "expected site 'g' to be the values of an exact",
@@ -350,8 +350,8 @@ def test_exact_layers():
         ),
         (lambda: G.Collapsed(deep, latent=G.GivenInducing()), "for latent values, got GivenInducing, a rule"),
         (lambda: G.MeanField(deep, inducing=G.GivenBelow()), "expected inducing to be a rule for inducing values"),
-        (lambda: G.Full(scale=0.0), "expected the Full: expected scale to be positive"),
-        (lambda: G.Normal(scale=-1.0), "expected the Normal: expected scale to be positive"),
+        (lambda: G.Full(scale=0.0), "Full: expected scale to be positive"),
+        (lambda: G.Normal(scale=-1.0), "Normal: expected scale to be positive"),
         (lambda: dgp.ELBO(0), "expected num_particles to be a positive integer, got 0"),
     ],
 )

@@ -459,7 +459,7 @@ def wide(X, y=None):
             lambda: call(InducingPoint(wide, latent=Quadrature(5))),
             "expected at most two standard normal columns",
         ),
-        (lambda: Quadrature(0), r"expected GaussHermite\(size=...\) to be a positive integer, got 0"),
+        (lambda: Quadrature(0), r"expected size to be a positive integer, got 0"),
         (
             lambda: call(InducingPoint(lv_gp, latent=Amortised(lambda rows: rows[:, :1]))),
             r"map rows of shape \(6, 2\) to \(6, 2\), got \(6, 1\)",

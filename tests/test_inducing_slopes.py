@@ -234,8 +234,8 @@ def test_guides(name):
         ),
         (lambda: dgp.functions.PointsAndSlopes(Z, AT, E[:2]), r"directions of shape \(3, 2\).* got \(2, 2\)"),
         (lambda: dgp.functions.PointsAndSlopes(Z, AT, 0 * E), "directions that are not zero"),
-        (lambda: dgp.functions.PointsAndSlopes(Z, AT * np.nan, E), "expected finite at of PointsAndSlopes"),
-        (lambda: dgp.functions.PointsAndSlopes(Z, AT, E, learn=1), "learn to be True or False, got int"),
+        (lambda: dgp.functions.PointsAndSlopes(Z, AT * np.nan, E), "expected finite at"),
+        (lambda: dgp.functions.PointsAndSlopes(Z, AT, E, learn=1), "learn to be True or False, got 1"),
         (
             lambda: dgp.functions.PointsAndSlopes.with_gradients(Z[0]),
             r"with_gradients: expected inputs Z of shape \(M, D\)",

@@ -79,7 +79,7 @@ def test_other_shapes_are_refused_wherever_a_kernel_is_evaluated(name, build):
         found = ways(build, x)
         assert found.keys() >= {"matrix", "diagonal", "gram", "features"}
         for shape, compute in itertools.product(shapes, found.values()):
-            expected = rf"kernel {owner}: expected {argument} of shape \(\) or \({x.shape[-1]},\), got \({shape[0]},"
+            expected = rf"{owner}: expected {argument} of shape \(\) or \({x.shape[-1]},\), got \({shape[0]},"
             with pytest.raises(ValueError, match=expected):
                 compute(build(jnp.ones(shape)), x)
             with pytest.raises(ValueError, match=expected):
@@ -143,9 +143,9 @@ def test_batches_of_kernels(name):
 )
 def test_what_is_one_number(build, name):
     for value, shape in ((TWO, r"\(2,\)"), ([1.0, 2.0], r"\(2,\)"), (np.ones((1, 3)), r"\(1, 3\)")):
-        with pytest.raises(ValueError, match=rf"expected the {name} to be a single number, got shape {shape}"):
+        with pytest.raises(ValueError, match=rf"expected {name.split()[0]} to be a single number, got shape {shape}"):
             build(value)
-    with pytest.raises(ValueError, match=f"expected the {name} to be a single number"):
+    with pytest.raises(ValueError, match=f"expected {name.split()[0]} to be a single number"):
         jax.eval_shape(build, TWO)
 
 
@@ -160,24 +160,24 @@ def test_kernels_that_check_their_columns_do_so_on_the_diagonal():
             X,
             r"GibbsRBF: expected lengthscale of shape \(\) or \(1,\), got \(2,\)",
         ),
-        (K.Categorical((3, 2)), jnp.zeros((3, 1)), r"Categorical: expected 2 column\(s\) of labels"),
+        (K.Categorical((3, 2)), jnp.zeros((3, 1)), r"expected 2 column\(s\) of labels"),
     ):
         inside = K.Transformed(kernel, lambda X: X)
         for compute in (WAYS["matrix"], WAYS["diagonal"], WAYS["features"]):
-            with pytest.raises(ValueError, match=f"kernel {match}"):
+            with pytest.raises(ValueError, match=match.removeprefix("GibbsRBF: ")):
                 compute(inside, x)
 
 
 def test_lists_that_are_no_numbers():
     for build, what in (
-        (lambda v: K.RBF(lengthscale=v), "lengthscale of RBF"),
-        (lambda v: K.Linear(v), "variance of Linear"),
-        (lambda v: K.GibbsRBF(lengthscale=v), "lengthscale of GibbsRBF"),
-        (lambda v: K.Categorical(3, correlation=v), "correlation of Categorical"),
-        (lambda v: K.SpectralMixture(v, [1.0], [1.0]), "variance of SpectralMixture"),
+        (lambda v: K.RBF(lengthscale=v), "RBF: expected lengthscale"),
+        (lambda v: K.Linear(v), "Linear: expected variance"),
+        (lambda v: K.GibbsRBF(lengthscale=v), "GibbsRBF: expected lengthscale"),
+        (lambda v: K.Categorical(3, correlation=v), "Categorical: expected correlation"),
+        (lambda v: K.SpectralMixture(v, [1.0], [1.0]), "SpectralMixture: expected variance"),
     ):
         for value in (["a"], [[1.0], [1.0, 2.0]]):
-            with pytest.raises(ValueError, match=f"expected {what} to be "):
+            with pytest.raises(ValueError, match=f"{what} to be "):
                 build(value)
     with pytest.raises(ValueError, match="Linear: expected variance to be positive, got"):
         K.Linear([1.0, -1.0])

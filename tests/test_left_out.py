@@ -121,9 +121,7 @@ def test_it_has_to_be_plain_what_the_rows_are():
         ValueError, match=r"a numpyro.plate of the 8 rows .* batch shapes \{'y': \(\)\}: write the plate"
     ):
         require_rows(without_plate, (X, y))
-    with pytest.raises(
-        ValueError, match=r"fit_best: expected observations .* \{'y': \(8, 8\)\}: .* or weigh=\"evidence\""
-    ):
+    with pytest.raises(ValueError, match=r"expected observations .* \{'y': \(8, 8\)\}: .* or weigh=\"evidence\""):
         require_rows(of_two_axes, (X, y))
 
 

@@ -191,8 +191,8 @@ def test_single_precision():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: G.LowRank(0), "rule LowRank: expected rank to be a positive integer, got 0"),
-        (lambda: G.LowRank(2, of="both"), 'expected of="precision" or "covariance", got \'both\''),
+        (lambda: G.LowRank(0), "LowRank: expected rank to be a positive integer, got 0"),
+        (lambda: G.LowRank(2, of="both"), "expected of to be 'precision' or 'covariance', got 'both'"),
         (lambda: G.LowRank(2, scale=0.0), "LowRank: expected scale to be positive"),
         (lambda: G.InducingPoint(deep, sites={"h": G.LowRank(2)})(X, Y), "expected site 'h' to be inducing values"),
     ],

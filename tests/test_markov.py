@@ -288,7 +288,7 @@ def test_single_precision(x32):
         (lambda: G.MarkovInducing(rank=2.5), "expected rank to be a positive integer, got 2.5"),
         (
             lambda: G.MarkovInducing(conditional=G.Normal()),
-            r"expected conditional=Full\(\), Diagonal\(\), LowRank\(rank\) or FullJoint\(\), got ",
+            r"expected conditional to be Full\(\) or .*FullJoint\(\), got ",
         ),
     ],
 )
@@ -305,7 +305,7 @@ def test_bad_rules(build, message):
         ({"g": G.MarkovInducing("g")}, r"expected below to be one of \['f'\].* come before 'g', got 'g'"),
         ({"f": G.MarkovInducing("g")}, r"expected a layer below 'f', got the first layer of \['f', 'g'\]"),
         ({"f": G.MarkovInducing()}, r"expected a layer below 'f', got the first layer of \['f', 'g'\]"),
-        ({"h": G.MarkovInducing("f")}, "rule MarkovInducing: expected site 'h' to be inducing values"),
+        ({"h": G.MarkovInducing("f")}, "expected site 'h' to be inducing values"),
     ],
 )
 def test_bad_sites(sites, message):

@@ -264,7 +264,7 @@ def test_fit_and_predict(dtype):
 
 @pytest.mark.slow
 def test_bad_rules():
-    with pytest.raises(ValueError, match="expected the FullJoint: expected scale to be positive, got -1"):
+    with pytest.raises(ValueError, match="FullJoint: expected scale to be positive, got -1"):
         G.FullJoint(-1.0)
     guide = G.InducingPoint(three, sites={"h": G.FullJoint()})
     svi = SVI(three, guide, optax.sgd(0.0), dgp.ELBO())

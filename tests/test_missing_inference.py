@@ -201,9 +201,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_obs_mask_beside_a_likelihood(name):
-    with pytest.raises(
-        ValueError, match=r"site 'y': expected a Likelihood that is told .* got obs_mask=.*observed=mask"
-    ):
+    with pytest.raises(ValueError, match=r"site 'y': expected a Likelihood with .* got obs_mask=.*observed=mask"):
         REFUSED[name]()
 
 

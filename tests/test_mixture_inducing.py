@@ -166,12 +166,12 @@ def test_every_parameter_has_a_gradient():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: G.MixtureOfGaussians(0), "rule MixtureOfGaussians: expected components to be a positive integer"),
+        (lambda: G.MixtureOfGaussians(0), "MixtureOfGaussians: expected components to be a positive integer"),
         (
             lambda: G.MixtureOfGaussians(2, G.Normal()),
-            r"expected of=Full\(\), Diagonal\(\) or LowRank\(rank\), got Norm",
+            r"expected of to be Full\(\) or .*LowRank\(\), got Norm",
         ),
-        (lambda: G.MixtureOfGaussians(apart=0.0), "the apart of rule MixtureOfGaussians to be positive"),
+        (lambda: G.MixtureOfGaussians(apart=0.0), "apart to be positive"),
         (lambda: G.InducingPoint(deep, sites={"h": G.MixtureOfGaussians()})(X, Y), "'h' to be inducing values"),
     ],
 )

@@ -296,7 +296,7 @@ def test_a_schedule_that_stops_being_a_step_size_is_an_error_that_names_the_step
     """And not steps that are never taken, or that go uphill."""
     svi = natural(slope, lambda t: jnp.where(t < 3, 0.5, value), guide=AutoNormal, sites="s")
     message = r"expected a schedule of step sizes that are finite and not negative, got \S+ at step 3"
-    with pytest.raises(ValueError, match=rf"fit: the loss became nan at step 5: NaturalGradient: {message}"):
+    with pytest.raises(ValueError, match=rf"fit: the loss became nan at step 5: NaturalGradient.*: {message}"):
         dgp.fit(svi, jax.random.key(0), 10, X, Y, progress_bar=False)
     with pytest.raises(ValueError, match=message):  # stock steps, the last of which is the bad one
         svi.run(jax.random.key(0), 4, X, Y, progress_bar=False)

@@ -97,7 +97,7 @@ def test_finite_or_refused(name, key):
     likelihood = dgp.Likelihood(values, conditional, integrate=integrate)
     asked = {
         "moments": lambda: jnp.stack(moments(likelihood)),
-        "probs": lambda: label_probabilities("Posterior.probs", likelihood),
+        "probs": lambda: label_probabilities(likelihood),
         "draws": lambda: likelihood.sample(key, (2,)),
         "density": lambda: jnp.stack([likelihood.log_prob(jnp.array(y)), likelihood.log_marginal(jnp.array(y))]),
         "quantiles": lambda: Levels.of([0.1, 0.9])(jax.tree.map(lambda a: a[None], spread(likelihood, key))),

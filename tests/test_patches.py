@@ -373,7 +373,7 @@ WRONG = {
         lambda: dgp.kernels.Convolutional(RBF, PATCHES, np.full(4, np.nan)),
         "finite weights of Convolutional",
     ),
-    "other images": (lambda: KERNEL(np.ones((2, 8)), np.ones((2, 8))), "kernel Convolutional: expected images"),
+    "other images": (lambda: KERNEL(np.ones((2, 8)), np.ones((2, 8))), "Convolutional: expected images"),
     "f of other images": (lambda: opened()(np.ones((2, 8))), r"expected inputs with D = 9 columns"),
     "patches as points": (
         lambda: dgp.gp("f", KERNEL, dgp.Points(Z4)),
@@ -403,7 +403,7 @@ WRONG = {
     "a vector": (lambda: dgp.functions.InducingPatches(ALL[0]), r"expected InducingPatches\(Z\) of shape \(M, D\)"),
     "learn what": (
         lambda: dgp.functions.InducingPatches(ALL, learn=1),
-        r"InducingPatches\(Z, learn=...\) to be True or False",
+        r"learn to be True or False",
     ),
     "k-means of others": (
         lambda: dgp.initial.inducing_patches(np.ones((2, 8)), PATCHES, 3),

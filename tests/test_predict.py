@@ -278,7 +278,7 @@ def test_a_posterior_goes_with_its_last_reference():
         ),
         (
             lambda key: POSTERIOR.predict(key, NEW, None, 3),
-            "Posterior: expected a program over all data, got plate 'data'",
+            r"Posterior\.\w+: expected a program over all data, got plate 'data'",
         ),
         (lambda key: POSTERIOR.log_density(key, jnp.zeros((9, 1)), NEW), r"expected observations y of shape \(9,\)"),
         (lambda key: POSTERIOR.log_density(key, jnp.full(9, jnp.inf), NEW), "expected finite observations y"),

@@ -295,13 +295,13 @@ def in_plate():
     [
         (lambda: dgp.projection("A", 0, 2), "projection 'A': expected inputs to be a positive integer, got 0"),
         (lambda: dgp.projection("A", 3, 2.0), "projection 'A': expected outputs to be a positive integer, got 2.0"),
-        (lambda: dgp.projection("A", 3, 2, -1.0), "expected the scale of projection 'A' to be positive"),
+        (lambda: dgp.projection("A", 3, 2, -1.0), "projection 'A': expected scale to be positive"),
         (
             lambda: dgp.projection("A", 3, 2, np.ones(2)),
             r"expected scale to be a number or of shape \(3,\), got \(2,\)",
         ),
         (lambda: dgp.projection("A", D, 2)(X[:, :3]), "expected inputs with D = 5 columns, got shape"),
-        (lambda: dgp.projection("A", D, 2)(X[0]), r"projection: expected inputs of shape \(..., N, D\)"),
+        (lambda: dgp.projection("A", D, 2)(X[0]), r"expected inputs of shape \(..., N, D\)"),
         (lambda: dgp.projection("A", D, 2)(X.at[0].set(jnp.nan)), "expected finite inputs of a projection"),
         (lambda: dgp.projection("A", D, 2).columns(X), "expected integer labels, got float64"),
         (lambda: dgp.projection("A", D, 2).columns(jnp.array([0, 5])), "expected labels from 0 to 4, got 0 to 5"),

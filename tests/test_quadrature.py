@@ -56,5 +56,5 @@ def test_keeps_float32():
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [GaussHermite, MonteCarlo])
 def test_bad_size(rule):
-    with pytest.raises(ValueError, match=rf"expected {rule.__name__}\(size=...\) to be a positive integer, got 0"):
+    with pytest.raises(ValueError, match=r"expected size to be a positive integer, got 0"):
         rule(0)

@@ -120,7 +120,7 @@ def test_pooled_rows_can_be_fitted_and_predicted():
         (lambda: pooled(INPUTS, RUNS), r"pooled: expected X of shape \(N, D\) and y of shape \(N,\) or \(N, P\), got"),
         (lambda: pooled(INPUTS, np.full(5, np.nan)), "finite outputs of pooled"),
         (lambda: jax.jit(pooled)(INPUTS, RUNS[:5]), "pooled: expected known arrays, got traced ones: pool the rows"),
-        (lambda: within_replicates(-1.0, 1.0, 0.0), "noise of within_replicates to be positive"),
+        (lambda: within_replicates(-1.0, 1.0, 0.0), "noise to be positive"),
         (lambda: within_replicates(1.0, jnp.ones(3), jnp.ones(4)), r"expected counts \(U,\) and squares \(U,\) or"),
         (
             lambda: within_replicates(np.ones((3, 1)), np.ones(3), np.ones(3)),

@@ -11,7 +11,9 @@ import numpyro_dgp as dgp
 
 N = len(X)
 PLANE = jnp.hstack([Z, jnp.sin(9 * Z)])
-REFUSED = "Posterior: expected sites with a value per row in the plates of the rows, got 'w', of which '{}' uses row n"
+REFUSED = (
+    "Posterior.*: expected sites with a value per row in the plates of the rows, got 'w', of which '{}' uses row n"
+)
 
 
 def latent(size, how):

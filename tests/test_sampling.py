@@ -148,7 +148,7 @@ def test_float32_nuts(x32):
     [
         (
             lambda: dgp.for_mcmc(deep)(X, Y, 7),
-            "for_mcmc: expected a program over all data, got plate 'data' that takes 7 of 30",
+            "expected a program over all data, got plate 'data' that takes 7 of 30",
         ),
         (
             lambda: dgp.for_mcmc(bayesian)(X, Y),
@@ -175,7 +175,7 @@ def test_forgotten_observations(prepare, likelihood):
         with numpyro.plate("data", len(X)):
             numpyro.sample("y", dgp.Likelihood(g(X), likelihood), obs=y)
 
-    owner = "Likelihood" if prepare is not dgp.for_mcmc else "for_mcmc, site 'y'"
+    owner = "Likelihood" if prepare is not dgp.for_mcmc else "site 'y'"
     with pytest.raises(
         ValueError, match=f"{owner}: expected observations in every run of a sampler or an autoguide, got a site"
     ):

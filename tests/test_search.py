@@ -392,8 +392,8 @@ def test_wrong_records(key, tmp_path):
             call()
     boxes = search(bounds=Box([[-2, 2]], categories=[0]), initial=[[0], [1]])
     for searched, x, says in (
-        (mine, 2.1, r"design.Search: expected X of the record within bounds, got 2.1 in row 1, column 0"),
-        (boxes, 0.5, r"design.Search: expected whole numbers in column 0 of X of the record, got 0.5 in row 1"),
+        (mine, 2.1, r"expected X of the record within bounds, got 2.1 in row 1, column 0"),
+        (boxes, 0.5, r"expected whole numbers in column 0 of X of the record, got 0.5 in row 1"),
     ):
         for method in (searched.fitted, searched.propose):
             with pytest.raises(ValueError, match=says):

@@ -333,7 +333,7 @@ def discrete(y):
         (lambda: dgp.mcmc.SGHMC(shallow, step_size=0.0), "expected a positive step_size, got 0.0"),
         (lambda: dgp.mcmc.SGHMC(shallow, friction=1.5), "expected 0 < friction <= 1, got 1.5"),
         (lambda: dgp.mcmc.SGHMC(shallow).postprocess_fn((), {}), "expected init before postprocess_fn"),
-        (lambda: run(bayesian, X, Y, 10), "SGHMC: expected a value for every numpyro.param, got none for 'g_Z'"),
+        (lambda: run(bayesian, X, Y, 10), "expected a value for every numpyro.param, got none for 'g_Z'"),
         (
             lambda: run(handlers.substitute(bayesian, data={"g_Z": jnp.zeros((8, 1))}), X, Y, 10),
             "expected global sites only under plate 'data', which takes minibatches, got the latent 'w'",

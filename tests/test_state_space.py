@@ -509,7 +509,7 @@ def test_guides_have_the_bound_that_they_have_on_points(name):
         ),
         (
             lambda m: G.InducingPoint(m, inducing=G.Circulant()),
-            r"rule Circulant: expected site .f. to be the values of",
+            r"expected site .f. to be the values of",
         ),
     ],
     ids=["Collapsed above a hidden layer", "rules of rings"],

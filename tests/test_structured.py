@@ -320,10 +320,10 @@ def test_single_precision(x32):
     [
         (lambda: G.GivenInducing("tied"), 'expected weights "free", "model", a positive rank or a function'),
         (lambda: G.GivenInducing(0), "a positive rank or a function of the inputs, got 0"),
-        (lambda: G.GivenInducing(scale=-1.0), "expected the GivenInducing: expected scale to be positive"),
+        (lambda: G.GivenInducing(scale=-1.0), "GivenInducing: expected scale to be positive"),
         (lambda: G.JointOutputs("model"), "the model does not join outputs"),
-        (lambda: G.JointOutputs(scale=0.0), "expected the JointOutputs: expected scale to be positive"),
-        (lambda: G.GivenBelow(scale=0.0), "expected the GivenBelow: expected scale to be positive"),
+        (lambda: G.JointOutputs(scale=0.0), "JointOutputs: expected scale to be positive"),
+        (lambda: G.GivenBelow(scale=0.0), "GivenBelow: expected scale to be positive"),
     ],
 )
 def test_bad_rules(build, message):
@@ -334,8 +334,8 @@ def test_bad_rules(build, message):
 @pytest.mark.parametrize(
     ("sites", "message"),
     [
-        ({"f": G.GivenInducing()}, "rule GivenInducing: expected site 'f' to be the values of a hidden layer"),
-        ({"f": G.GivenBelow()}, "rule GivenBelow: expected site 'f' to be the values of a hidden layer"),
+        ({"f": G.GivenInducing()}, "expected site 'f' to be the values of a hidden layer"),
+        ({"f": G.GivenBelow()}, "expected site 'f' to be the values of a hidden layer"),
         ({"h": G.JointOutputs()}, "expected several outputs at 'h', got a scalar function"),
     ],
 )

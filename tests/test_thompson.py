@@ -58,7 +58,7 @@ def test_thompson_sampling_of_a_mixture():
 
 def test_draws_of_thompson_are_the_points():
     posterior = dgp.Posterior(shallow, samples={"g": jnp.ones((2, 8))})
-    with pytest.raises(ValueError, match=r"design\.ThompsonSampling: expected at most 2 points x, .* got 3: a smaller"):
+    with pytest.raises(ValueError, match=r"ThompsonSampling: expected at most 2 points x, .* got 3: a smaller"):
         design.ThompsonSampling(posterior, KEY)(jnp.zeros((3, 1)))
-    with pytest.raises(ValueError, match=r"design\.ThompsonSampling: expected num_features to be a positive .* got 0"):
+    with pytest.raises(ValueError, match=r"ThompsonSampling: expected num_features to be a positive .* got 0"):
         design.ThompsonSampling(posterior, KEY, num_features=0)

@@ -182,11 +182,11 @@ def test_a_fit_that_ends_far_above_its_lowest_loss_says_so():
 
     losses = np.array([2.5e13, 2.2e3, 2.1e3, *[4.6e29] * 9])
     with pytest.warns(
-        UserWarning, match=r"fit: the fit ends at a loss of 4.6e\+29, after 2.1e\+03 at step 3: a step was"
+        UserWarning, match=r"the fit ends at a loss of 4.6e\+29, after 2.1e\+03 at step 3: a step was"
     ):
-        _warn_of_overshoot("fit", losses)
+        _warn_of_overshoot(losses)
     for sound in (losses[:3], losses[:1], losses[[3, 3]], np.append(losses, 2.0e3), np.array([-0.1, 500.0, 30.0])):
-        _warn_of_overshoot("fit", sound)
+        _warn_of_overshoot(sound)
 
 
 def hierarchy(y, plate=True, centred=True):
@@ -296,8 +296,8 @@ def test_parameters_in_other_containers(tmp_path):
         dgp.load(file, like={"a": 0.0, "net": [{"v": 1.0}, (2.0,)]})
     with pytest.raises(ValueError, match=r"save: expected numbers at params\['net'\]\[0\], got str"):
         dgp.save(file, {"net": ["text"]})
-    with pytest.raises(ValueError, match=r"Record\.save: expected arrays in dicts, got params\['net'\]\[0\]"):
-        require_dicts("Record.save", {"net": [1.0]})
+    with pytest.raises(ValueError, match=r"expected arrays in dicts, got params\['net'\]\[0\]"):
+        require_dicts({"net": [1.0]})
 
 
 def test_parameters_that_a_file_would_not_give_back(tmp_path, x32):

@@ -97,7 +97,7 @@ def classes(v):
     ("call", "message"),
     [
         *(
-            (call, "WeightedPosterior: expected a PRNG key, got 0: jax.random.key")
+            (call, "expected a PRNG key, got 0: jax.random.key")
             for call in (
                 lambda: weighted(drawn(normal, normal)).predict(0, NEW),
                 lambda: weighted(drawn(normal, normal)).log_density(0, jnp.zeros(2), NEW),
@@ -107,7 +107,7 @@ def classes(v):
         ),
         (lambda: weighted(drawn(normal, normal)).quantile(KEY, 5, NEW), "expected levels between 0 and 1, got 5"),
         (lambda: weighted(drawn(normal, normal)).probs(KEY, NEW), "an observed site with one label of K per datum"),
-        (lambda: weighted(drawn(classes, classes, outputs=3)).quantile(KEY, 0.5, NEW), "Posterior.quantile: .*order"),
+        (lambda: weighted(drawn(classes, classes, outputs=3)).quantile(KEY, 0.5, NEW), ".*order"),
         (
             lambda: weighted(drawn(normal, counts)).quantile(KEY, 0.5, NEW),
             r"expected a y of one kind by all programs, .* take quantiles of posterior\.sample",

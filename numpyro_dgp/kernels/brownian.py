@@ -55,7 +55,13 @@ class Brownian(Kernel):
 
     def _from_origin(self, X: Array) -> Array:
         """The column of inputs (..., N, 1), counted from the origin: (..., N)."""
-        expect(X.shape[-1] == 1, "inputs with one column", f"shape {X.shape}", "kernel.on(0) picks one")
+        expect(
+            X.shape[-1] == 1,
+            "inputs with one column",
+            f"shape {X.shape}",
+            "kernel.on(0) picks one",
+            type(self).__name__,
+        )
         return X[..., 0] - self.origin
 
     def covariance(self, nearer: Array, further: Array) -> Array:

@@ -37,6 +37,7 @@ def by_column(kernel: Any, name: str, columns: int) -> Number:
         f"{name} of shape () or ({columns},)",
         jnp.shape(value),
         "one number, or one per column of its inputs; kernel.on(*columns) picks columns",
+        type(kernel).__name__,
     )
     return value
 

@@ -402,9 +402,8 @@ class SpectralMixture(Kernel):
         frequency = frequency[:, None] if frequency.ndim == 1 else frequency
         lengthscale = lengthscale[:, None] if lengthscale.ndim == 1 else lengthscale
         if frequency.shape[1] != columns or lengthscale.shape[1] not in (1, columns):
-            raise expected(
-                f"inputs with {frequency.shape[1]} column(s), as of frequency", columns, "frequency has shape (Q, D)"
-            )
+            what = f"inputs with {frequency.shape[1]} column(s), as of frequency"
+            raise expected(what, columns, "frequency has shape (Q, D)", type(self).__name__)
         return frequency, lengthscale
 
     def _components(self, columns: int) -> list[tuple[Array, Array, Array]]:

@@ -173,6 +173,7 @@ def layers_to_integrate(
             ),
             which or "no inducing values",
             'leave collapse out, which is "auto", or write the likelihood so',
+            "for_mcmc",
         )
     return layers if collapse else frozenset(), on_data
 

@@ -37,7 +37,7 @@ class Averages:
         between = self.average(self.average(kernels(x, x)).T)  # Cov[average, average]
         whiten = inverse_cholesky(between, f"the averages of gp {name!r}")
         shape = (self.bins,) if outputs is None else (outputs, self.bins)
-        v, site = whitened_values(f"gp {name!r}", name, InducingPrior(shape, x.dtype))
+        v, site = whitened_values(name, InducingPrior(shape, x.dtype))
         return AveragedFunction(kernels, v, outputs, mean, site, self, x, whiten)
 
     def average(self, values):

@@ -17,7 +17,7 @@ from numpyro.distributions.transforms import ComposeTransform, Transform
 from numpyro.nn import AutoregressiveNN
 
 from numpyro_dgp._checks import expect, expect_kind, expected
-from numpyro_dgp._fields import count
+from numpyro_dgp._fields import count, kind_of
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.weights import InducingPrior
@@ -116,7 +116,7 @@ class Flow(Rule):
     """
 
     bijector: Callable[[int], Transform] | None = None
-    base: Base = dataclasses.field(default_factory=Full)
+    base: Base = kind_of(Full, Diagonal, LowRank, MarkovInducing)
     depth: int = count(2)
     hidden: int | None = count(None, "50")
     antithetic: bool = False

@@ -80,6 +80,7 @@ def _dimensions(rule: Rule, site: SiteContext) -> int:
             f"draw it by dgp.latent in the data plate, or give it another rule, sites={{{site.name!r}: "
             "dgp.guides.Normal()}"
         ),
+        f"rule {type(rule).__name__}",
     )
     return site.fn.event_shape[0]
 

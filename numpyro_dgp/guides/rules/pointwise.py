@@ -119,5 +119,6 @@ def _bijection(rule: Rule, site: SiteContext) -> Any:
         "a continuous site",
         f"discrete site {site.name!r} ({type(site.fn).__name__})",
         "sum it out in the model, or give it guides.Prior()",
+        f"rule {type(rule).__name__}",
     )
     return biject_to(site.fn.support)

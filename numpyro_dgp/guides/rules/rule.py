@@ -193,6 +193,7 @@ def require_rows(rule: Rule, site: SiteContext, got: tuple[int, ...], expected: 
         f"the exact process at {site.name!r} to have one value at each row",
         (f"parameters of shape {got} where this call needs {expected}, for every weighted value of a latent below"),
         "hold the layer by dgp.Points, or take guides.InducingPoint() with latent=guides.Normal()",
+        f"rule {type(rule).__name__}",
     )
     expect(
         got == expected,
@@ -202,6 +203,7 @@ def require_rows(rule: Rule, site: SiteContext, got: tuple[int, ...], expected: 
             "for other rows keep the inputs X of the fit outside the model and call f.condition(X, v) at "
             "those of the call"
         ),
+        f"rule {type(rule).__name__}",
     )
 
 
@@ -237,4 +239,5 @@ def require_site(kind: type | tuple[type, ...], rule: Rule, site: SiteContext, w
             f"site {site.name!r} to be {what}",
             type(site.fn).__name__,
             f"choose another rule for it in sites={{{site.name!r}: {advice}}}",
+            f"rule {type(rule).__name__}",
         )
