@@ -26,6 +26,7 @@ __all__ = [
     "masks_around",
     "rewrap",
     "row_shape",
+    "sample_values",
     "scaled_log_prob",
     "site_kind",
     "total_log_prob",
@@ -110,6 +111,11 @@ def site_kind(msg: Message) -> str:
     if msg["is_observed"]:
         return "observed"
     return declared_kind(msg["fn"]) or ("latent" if msg["cond_indep_stack"] else "other")
+
+
+def sample_values(sites: Trace) -> dict[str, Any]:
+    """Values of the sample sites of a run."""
+    return {name: site["value"] for name, site in sites.items() if site["type"] == "sample"}
 
 
 def mask_rows(msg: Message, counted: Any, axis: int) -> None:

@@ -21,7 +21,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jax.scipy.special import ndtri
 from numpyro import handlers
 from numpyro.infer import init_to_median
-from numpyro.infer.autoguide import AutoGuide, AutoGuideList, AutoLaplaceApproximation
+from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_dgp._checks import caller, expect, expect_kind, expected, require_key, require_levels
 from numpyro_dgp._compiled import one_thread
@@ -32,6 +32,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import INITIAL_VALUES, require
 from numpyro_dgp.analysis.program import full_plates, inspect_program
 from numpyro_dgp.analysis.sites import Message, Trace, unwrap
+from numpyro_dgp.guides.any_guide import AnyGuide, require_drawing
 from numpyro_dgp.guides.handler import GuideConfig, GuideHandler
 from numpyro_dgp.guides.importance import Importance
 from numpyro_dgp.guides.record import record_of
@@ -40,13 +41,13 @@ from numpyro_dgp.guides.rules.rule import Rule
 from numpyro_dgp.guides.rules.strata import Stratified
 from numpyro_dgp.guides.run import marginal, resample, run, shared_by_weights
 
-__all__ = ["INIT", "Guide", "require_drawing"]
+__all__ = ["INIT", "Guide"]
 
 INIT: Callable[..., Any] = partial(init_to_median, num_samples=1000)
 """Where sites that are not function values start."""
 
 
-class Guide:
+class Guide(AnyGuide):
     """A variational posterior over the latent sites of ``model``: one rule per kind of site.
 
     It takes the model's arguments, draws every latent site and returns them in a dict, so that it works
@@ -114,7 +115,6 @@ class Guide:
         _require_rules(rules, sites or {})
         self.model, self.prefix, self.importance = model, prefix, importance
         self.config = GuideConfig(model, rules, dict(sites or {}), prefix, init_loc_fn, importance)
-        self.companion: Any = None
         if not isinstance(rules.other, Rule):
             exposed = handlers.block(model, hide_fn=self._is_not_other)
             self.companion = rules.other if isinstance(rules.other, AutoGuide) else rules.other(exposed)
@@ -232,6 +232,16 @@ class Guide:
         others = {} if self.companion is None else self.companion.quantiles(params, quantiles)
         return others | self._quantiles(params, quantiles, args, kwargs)
 
+    def with_rules(self, change: Callable[[Rule], Rule]) -> Guide:
+        """The same guide with every rule changed.
+
+        Args:
+            change: from a rule to the one in its place.
+        """
+        guide = copy.copy(self)
+        guide.config = self.config.with_rules(change)
+        return guide
+
     def _require_arguments(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             inspect.signature(self.model).bind(*args, **kwargs)
@@ -305,14 +315,3 @@ def _quantiles(fn: dist.Distribution, quantiles: Any) -> Array:
     for transform in getattr(fn, "transforms", []):
         values = jax.vmap(transform)(values)
     return values
-
-
-def require_drawing(guide: Any, hint: str) -> None:
-    """Raise for a guide whose runs draw nothing but the mode of what its ``sample_posterior`` draws from."""
-    for part in guide if isinstance(guide, AutoGuideList) else [guide]:
-        expect(
-            not isinstance(part, AutoLaplaceApproximation),
-            "a guide that draws from its posterior",
-            "AutoLaplaceApproximation, whose runs give the mode without any uncertainty",
-            hint,
-        )

@@ -11,7 +11,6 @@ which is standard normal where the guide is the posterior. Whatever the guide, i
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,8 +34,7 @@ from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
 from numpyro_dgp.functions.function_values import Values
 from numpyro_dgp.functions.joint_values import Determined, DeterminedJoint
 from numpyro_dgp.functions.weights import Belief, StandardNormal
-from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
-from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.guides.any_guide import adapted
 from numpyro_dgp.guides.record import follows_model, record_of
 from numpyro_dgp.guides.rules.pointwise import Delta, Normal
 from numpyro_dgp.guides.rules.rule import Rule, SiteContext
@@ -61,13 +59,13 @@ def require_guide(guide: Any, params: Mapping[str, Array]) -> None:
         "for_mcmc(model, guide=guide, params=result.params)",
     )
     expect(
-        not isinstance(guide, Collapsed),
+        not adapted(guide).is_collapsed,
         "a guide that draws inducing values by parameters of its own",
         "Collapsed",
         "use for_mcmc(model, collapse=True), or a guide such as dgp.guides.InducingPoint(model)",
     )
     expect(
-        not isinstance(getattr(guide, "companion", None) or guide, AutoDelta),
+        not isinstance(adapted(guide).companion, AutoDelta),
         "a guide of Gaussians",
         "AutoDelta, points",
         "use dgp.guides.Delta() or AutoNormal",
@@ -178,14 +176,14 @@ def _run_guide(
     guide: Program, params: Mapping[str, Array], args: Any, kwargs: Any, numbers: _FromWhite
 ) -> tuple[Trace, dict[str, Any]]:
     """Its trace, and shape and dtype of the numbers that each of its sites is drawn from."""
-    program = _with_spread_points(guide) if isinstance(guide, Guide) else guide
+    program = adapted(guide).with_rules(lambda rule: _AroundPoint() if isinstance(rule, Delta) else rule)
     with _alone(params), handlers.trace() as drawn, numbers as shapes, handlers.seed(rng_seed=0):
         program(*args, **kwargs)
     return drawn, shapes
 
 
 def _passes_on(guide: Program) -> bool:
-    return isinstance(getattr(guide, "companion", None) or guide, AutoContinuous)
+    return isinstance(adapted(guide).companion, AutoContinuous)
 
 
 class _FromWhite(Messenger):
@@ -275,13 +273,6 @@ def _require_drawn(sites: Trace, values: Mapping[str, Array]) -> None:
         f"some for {observed}",
         "pass the guide that was fitted to the program with its conditions",
     )
-
-
-def _with_spread_points(guide: Guide) -> Guide:
-    """A copy of the guide with Gaussians around the points that its rules ``Delta`` have."""
-    copied = copy.copy(guide)
-    copied.config = guide.config.with_rules(lambda rule: _AroundPoint() if isinstance(rule, Delta) else rule)
-    return copied
 
 
 @dataclasses.dataclass(frozen=True)

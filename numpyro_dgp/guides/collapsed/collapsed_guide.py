@@ -113,6 +113,7 @@ class Collapsed(Guide):
     """
 
     defaults = Rules(inducing=Prior(), hidden=Normal())
+    is_collapsed = True
     data: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     def __init__(
