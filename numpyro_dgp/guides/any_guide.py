@@ -25,12 +25,14 @@ class AnyGuide:
     """A guide, with what is asked of one.
 
     Attributes:
+        model: the program that it is of; ``None`` where it is not known.
         config: the rules by site, a ``GuideConfig``; ``None`` for a guide that is not made of rules.
         companion: the guide of another package that draws all sites, or those of the kind ``other``; or ``None``.
         importance: importance weighting of latents; ``None`` for the plain bound.
         is_collapsed: whether it computes q(v) of inducing values from the data, without parameters.
     """
 
+    model: Any = None
     config: Any = None
     companion: Any = None
     importance: Importance | None = None

@@ -114,8 +114,9 @@ class Guide(AnyGuide):
         rules = Rules(*(default if rule is None else rule for rule, default in given))  # type: ignore[arg-type]
         _require_rules(rules, sites or {})
         self.model, self.prefix, self.importance = model, prefix, importance
-        self.config = GuideConfig(model, rules, dict(sites or {}), prefix, init_loc_fn, importance)
-        if not isinstance(rules.other, Rule):
+        own = rules._replace(other=None) if _makes_guide(rules.other) else rules
+        self.config = GuideConfig(model, own, dict(sites or {}), prefix, init_loc_fn, importance)
+        if own.other is None:
             exposed = handlers.block(model, hide_fn=self._is_not_other)
             self.companion = rules.other if isinstance(rules.other, AutoGuide) else rules.other(exposed)
             require_drawing(self.companion, "AutoMultivariateNormal, or Delta() for a mode")
@@ -289,11 +290,16 @@ class Guide(AnyGuide):
         return msg["type"] == "sample" and not self.config.are_shared(msg)
 
 
+def _makes_guide(other: Any) -> bool:
+    """Whether it is no rule, but a NumPyro autoguide or what makes a guide of a program."""
+    is_class_of_rules = isinstance(other, type) and issubclass(other, Rule)
+    return callable(other) and not isinstance(other, Rule) and not is_class_of_rules
+
+
 def _require_rules(rules: Rules, sites: Mapping[str, Any]) -> None:
     """Raise for what is no rule, and for a rule of one kind of site that is given for another kind."""
     by_kind: dict[str, Any] = rules._asdict()
-    is_class_of_rules = isinstance(rules.other, type) and issubclass(rules.other, Rule)
-    if callable(rules.other) and not isinstance(rules.other, Rule) and not is_class_of_rules:
+    if _makes_guide(rules.other):
         del by_kind["other"]
     for name, rule in [*by_kind.items(), *sites.items()]:
         expect_kind(rule, Rule, f"a rule for {name!r}", "for example dgp.guides.Normal(), an instance")
@@ -306,12 +312,13 @@ def _require_rules(rules: Rules, sites: Mapping[str, Any]) -> None:
             )
 
 
-def _quantiles(fn: dist.Distribution, quantiles: Any) -> Array:
+def _quantiles(fn: Any, quantiles: Any) -> Array:
     if isinstance(fn, dist.Delta):
         return jnp.stack([fn.v] * len(quantiles))
-    base = fn.base_dist if isinstance(fn, dist.TransformedDistribution) else fn
+    moved = isinstance(fn, dist.TransformedDistribution)
+    base, transforms = (fn.base_dist, fn.transforms) if moved else (fn, [])
     q = jnp.asarray(quantiles, base.loc.dtype).reshape(-1, *(1,) * base.loc.ndim)
     values = base.loc + jnp.sqrt(base.variance) * ndtri(q)
-    for transform in getattr(fn, "transforms", []):
+    for transform in transforms:
         values = jax.vmap(transform)(values)
     return values

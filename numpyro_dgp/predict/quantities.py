@@ -25,10 +25,18 @@ from numpyro import handlers
 from numpyro_dgp._checks import expect, expected, is_concrete, require_levels
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.analysis.program import inspect_program
-from numpyro_dgp.analysis.sites import Message, Trace, is_likelihood, sample_values, unwrap
+from numpyro_dgp.analysis.sites import (
+    Message,
+    Trace,
+    is_function_values,
+    is_likelihood,
+    is_row_by_row,
+    sample_values,
+    unwrap,
+)
 from numpyro_dgp.densities import JointMixture, Mixture, MomentsOnly
 from numpyro_dgp.functions.function_inputs import noise_covariance
-from numpyro_dgp.functions.function_values import FunctionValues, MixedValues, Values
+from numpyro_dgp.functions.function_values import FunctionValues, MixedValues
 from numpyro_dgp.functions.random_function import FeatureFunction
 from numpyro_dgp.functions.weights import Belief
 from numpyro_dgp.guides.run import marginal
@@ -115,7 +123,7 @@ def function_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kw
 
 def observed_function(fn: Any, site: str | None) -> FunctionValues:
     """Values of the function that the observed site is a ``Likelihood`` of."""
-    if isinstance(fn, FunctionValues) and fn.noise is None:
+    if is_row_by_row(fn) and fn.noise is None:
         return fn
     expect(
         is_likelihood(fn),
@@ -169,7 +177,7 @@ def is_gaussian(fn: Any) -> bool:
         return is_gaussian(unwrap(fn.base_dist))
     if is_likelihood(fn):
         return fn.normal is not None and is_gaussian(fn.per_number(fn.f_x.loc))
-    return isinstance(fn, Values) or is_family(fn, *_GAUSSIAN, methods=_OF_GAUSSIANS)
+    return is_function_values(fn) or is_family(fn, *_GAUSSIAN, methods=_OF_GAUSSIANS)
 
 
 def _log_density(fn: Any, y: Array) -> Array:
