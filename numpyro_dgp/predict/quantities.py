@@ -266,11 +266,27 @@ class _Labels(NamedTuple):
     probabilities: Array
     first: Array
 
+    def quantile(self, q: np.ndarray) -> Array:
+        """The first label that at most it has at least this probability; the axes of the levels first."""
+        below = self.probabilities.mean(0).cumsum(-1)  # P(y <= k), averaged over draws
+        reached = [
+            (below < level * below[..., -1:]).sum(-1) for level in q.ravel().tolist()
+        ]  # the first k with P(y <= k) >= q
+        quantiles = self.first[0] + jnp.stack(reached)
+        return quantiles.reshape(*q.shape, *quantiles.shape[1:])
+
 
 class _Draws(NamedTuple):
     """Draws of y (N, ..., R)."""
 
     y: Array
+
+    def quantile(self, q: np.ndarray) -> Array:
+        """The smallest of all draws that at least a part q of them does not exceed: whole for counts."""
+        together = jnp.sort(jnp.moveaxis(self.y, 0, -1).reshape(*self.y.shape[1:-1], -1), -1)
+        places = [math.ceil(level * together.shape[-1]) - 1 for level in q.ravel().tolist()]  # the ceil(q n)-th of n
+        quantiles = jnp.moveaxis(together[..., np.array(places)], -1, 0)
+        return quantiles.reshape(*q.shape, *quantiles.shape[1:])
 
 
 def spread_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Mixture | _Labels | _Draws:
@@ -314,19 +330,4 @@ class Levels:
 
     def __call__(self, found: Mixture | _Labels | _Draws) -> Array:
         """Quantiles, the axes of the levels first."""
-        if isinstance(found, Mixture):
-            return found.quantile(np.asarray(self.q).reshape(self.shape))
-        quantiles = self._of_labels(found) if isinstance(found, _Labels) else self._of_draws(found.y)
-        return quantiles.reshape(*self.shape, *quantiles.shape[1:])
-
-    def _of_labels(self, found: _Labels) -> Array:
-        """The first label that at most it has at least this probability."""
-        below = found.probabilities.mean(0).cumsum(-1)  # P(y <= k), averaged over draws
-        reached = [(below < q * below[..., -1:]).sum(-1) for q in self.q]  # the first k with P(y <= k) >= q
-        return found.first[0] + jnp.stack(reached)
-
-    def _of_draws(self, y: Array) -> Array:
-        """The smallest of all draws that at least a part q of them does not exceed: whole for counts."""
-        together = jnp.sort(jnp.moveaxis(y, 0, -1).reshape(*y.shape[1:-1], -1), -1)
-        places = [math.ceil(q * together.shape[-1]) - 1 for q in self.q]  # the ceil(q n)-th of n
-        return jnp.moveaxis(together[..., np.array(places)], -1, 0)
+        return found.quantile(np.asarray(self.q).reshape(self.shape))
