@@ -16,7 +16,6 @@ from programs import X, Y, Z, bayesian, random_params, shallow
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
-from numpyro_dgp.mcmc.for_mcmc import position_of
 
 ROWS, TARGET = X[::6], Y[::6]
 W = dgp.Points(jnp.hstack([Z, jnp.sin(9 * Z)])[::3])
@@ -224,7 +223,7 @@ def test_numbers_behind_a_draw(name, collapse):
     }
     sites = log_density(prepared, (ROWS, TARGET), {}, white)[1]
     values = {site.removesuffix("_white"): sites[site.removesuffix("_white")]["value"] for site in white}
-    found = position_of(prepared, values, (ROWS, TARGET), {})
+    found = prepared.position_of(values, (ROWS, TARGET), {})
     assert found.keys() == white.keys()
     for site, numbers in white.items():
         np.testing.assert_allclose(found[site], numbers, atol=1e-6)

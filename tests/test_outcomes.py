@@ -11,8 +11,7 @@ from sizes import mostly_long
 import numpyro_dgp as dgp
 from numpyro_dgp.functions.function_values import FunctionValues
 from numpyro_dgp.likelihoods.outcomes import moments
-from numpyro_dgp.predict.quantiles import Levels, spread
-from numpyro_dgp.predict.quantities import label_probabilities
+from numpyro_dgp.predict.quantities import Levels, label_probabilities, spread
 
 F = FunctionValues(jnp.array([0.3, -0.5, 1.1]), jnp.array([0.4, 1.2, 0.05]), event_dim=0)
 VECTORS = FunctionValues(jnp.array([[0.3, -0.5, 0.1], [1.0, 0.0, -1.0], [0.2, 0.2, 0.9]]), jnp.full((3, 3), 0.4))

@@ -19,13 +19,16 @@ __all__ = [
     "declared_kind",
     "each_values_of",
     "hide",
+    "is_function_values",
     "is_likelihood",
+    "is_row_by_row",
     "log_marginal",
     "log_prob",
     "mask_rows",
     "masks_around",
     "rewrap",
     "row_shape",
+    "sample_values",
     "scaled_log_prob",
     "site_kind",
     "total_log_prob",
@@ -56,6 +59,17 @@ def declared_kind(fn: dist.Distribution) -> str | None:
 def is_likelihood(fn: dist.Distribution) -> bool:
     """Whether it is a :class:`~numpyro_dgp.Likelihood`, which integrates the values of functions."""
     return declared_kind(fn) == "observed"
+
+
+def is_function_values(fn: dist.Distribution) -> bool:
+    """Whether it is a distribution of values of a function, at a site that holds them."""
+    return declared_kind(fn) in ("hidden", "exact")
+
+
+def is_row_by_row(fn: dist.Distribution) -> bool:
+    """The same of values at each input on its own."""
+    values: Any = unwrap(fn)
+    return is_function_values(values) and not values.all_rows_together
 
 
 def masks_around(fn: dist.Distribution) -> list[Any]:
@@ -110,6 +124,11 @@ def site_kind(msg: Message) -> str:
     if msg["is_observed"]:
         return "observed"
     return declared_kind(msg["fn"]) or ("latent" if msg["cond_indep_stack"] else "other")
+
+
+def sample_values(sites: Trace) -> dict[str, Any]:
+    """Values of the sample sites of a run."""
+    return {name: site["value"] for name, site in sites.items() if site["type"] == "sample"}
 
 
 def mask_rows(msg: Message, counted: Any, axis: int) -> None:

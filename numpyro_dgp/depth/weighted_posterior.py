@@ -19,8 +19,8 @@ from numpyro_dgp.depth.depth_weights import Depth, arguments_of, evidence_weight
 from numpyro_dgp.depth.integrated_fit import IntegratedFit
 from numpyro_dgp.predict.fitted import Options
 from numpyro_dgp.predict.posterior import Posterior
-from numpyro_dgp.predict.quantiles import Levels, spread_of
-from numpyro_dgp.predict.quantities import Quantity
+from numpyro_dgp.predict.predictor import Quantity
+from numpyro_dgp.predict.quantities import Levels, spread_of
 
 __all__ = ["WeightedPosterior", "weighed_by_evidence"]
 

@@ -16,7 +16,7 @@ from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.mcmc.annealing import Path, Runs, anneal, first_path, tuned
-from numpyro_dgp.mcmc.for_mcmc import Collapse, for_mcmc, position_of, sampled_program
+from numpyro_dgp.mcmc.for_mcmc import Collapse, for_mcmc, sampled_program
 from numpyro_dgp.mcmc.guide_coordinates import LOG_RATIO
 from numpyro_dgp.predict.posterior import Posterior
 
@@ -230,7 +230,7 @@ def evidence(
     @jax.jit
     def positions(arrays: list[Array], draws: dict[str, Array]) -> Array:
         again, options = rebuild(arrays)
-        return jax.lax.map(lambda one: ravel_pytree(position_of(program, one, again, options))[0], draws)
+        return jax.lax.map(lambda one: ravel_pytree(program.position_of(one, again, options))[0], draws)
 
     trial_key, up_key, down_key = jax.random.split(key, 3)
     path = first_path(num_temperatures, flat.size, flat.dtype)

@@ -31,6 +31,8 @@ class DrawnFromWhite(FieldsInOrder):
     order_of_values: ClassVar[str]
     missing_values: ClassVar[str]
     loc: Array
+    each_by_its_own = False
+    """Whether each number of a draw depends on one standard normal number, the one at its place."""
 
     __repr__ = brief
 

@@ -161,8 +161,13 @@ class Values(NotAnArray):
         found.follows_model = True
         return found
 
+    @property
+    def white_shape(self) -> tuple[int, ...]:
+        """Shape of the standard normal numbers behind a draw."""
+        return self.batch_shape + self.event_shape
+
     def from_white(self, white: Array) -> Array:
-        """The draw that standard normal numbers of shape ``batch_shape + event_shape`` give."""
+        """The draw that standard normal numbers of this shape give."""
         raise NotImplementedError
 
     def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:

@@ -26,6 +26,7 @@ __all__ = [
     "JointValues",
     "KnownValues",
     "WhitenedValues",
+    "is_determined",
     "require_following",
 ]
 
@@ -218,6 +219,11 @@ class DeterminedJoint(_AtLoc, JointValues):
         return jnp.broadcast_to(self.loc, white.shape) if self.spread is None else super().from_white(white)
 
 
+def is_determined(fn: Any) -> bool:
+    """Whether v determines the values, so that they have no density."""
+    return isinstance(fn, _AtLoc)
+
+
 def require_following(name: str, values: Any, q: Any) -> None:
     """Raise if a guide gives a distribution of their own to values that v determines: they have no density.
 
@@ -229,7 +235,7 @@ def require_following(name: str, values: Any, q: Any) -> None:
     Raises:
         ValueError: such values, and a distribution that is not that of the model.
     """
-    if isinstance(values, Determined | DeterminedJoint) and not (follows(q) or isinstance(q, DeterminedJoint)):
+    if is_determined(values) and not (follows(q) or isinstance(q, DeterminedJoint)):
         has_noise = "noise" in inspect.signature(type(values.function).__call__).parameters
         advice = (
             f"give the site the rule Propagate, sites={{{name!r}: dgp.guides.Propagate()}}"

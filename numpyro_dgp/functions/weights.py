@@ -57,6 +57,7 @@ class StandardNormal(FieldsInOrder):
     arg_constraints: dict[str, Any] = {}
     pytree_data_fields: tuple[str, ...] = ("inputs",)
     pytree_aux_fields: tuple[str, ...] = ("dtype",)
+    each_by_its_own = True
 
     __repr__ = brief
 
@@ -79,6 +80,15 @@ class StandardNormal(FieldsInOrder):
 
     def expand(self, batch_shape: Any) -> StandardNormal:
         return type(self)(self.event_shape, self.dtype, tuple(batch_shape), self.inputs)
+
+    @property
+    def white_shape(self) -> tuple[int, ...]:
+        """Shape of the standard normal numbers behind a draw: they are the draw."""
+        return self.shape()
+
+    def from_white(self, white: Array) -> Array:
+        """The draw that standard normal numbers give."""
+        return white
 
     @property
     def mean(self) -> Array:
@@ -152,6 +162,11 @@ class Belief(FieldsInOrder):
     """Whether each number of a draw depends on one standard normal number, the one at its place."""
 
     __repr__ = brief
+
+    @property
+    def white_shape(self) -> tuple[int, ...]:
+        """Shape of the standard normal numbers behind a draw."""
+        return self.shape()
 
     def from_white(self, white: Array) -> Array:
         """The draw that standard normal numbers give."""

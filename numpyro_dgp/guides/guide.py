@@ -21,7 +21,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jax.scipy.special import ndtri
 from numpyro import handlers
 from numpyro.infer import init_to_median
-from numpyro.infer.autoguide import AutoGuide, AutoGuideList, AutoLaplaceApproximation
+from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_dgp._checks import caller, expect, expect_kind, expected, require_key, require_levels
 from numpyro_dgp._compiled import one_thread
@@ -32,6 +32,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import INITIAL_VALUES, require
 from numpyro_dgp.analysis.program import full_plates, inspect_program
 from numpyro_dgp.analysis.sites import Message, Trace, unwrap
+from numpyro_dgp.guides.any_guide import AnyGuide, require_drawing
 from numpyro_dgp.guides.handler import GuideConfig, GuideHandler
 from numpyro_dgp.guides.importance import Importance
 from numpyro_dgp.guides.record import record_of
@@ -40,13 +41,13 @@ from numpyro_dgp.guides.rules.rule import Rule
 from numpyro_dgp.guides.rules.strata import Stratified
 from numpyro_dgp.guides.run import marginal, resample, run, shared_by_weights
 
-__all__ = ["INIT", "Guide", "require_drawing"]
+__all__ = ["INIT", "Guide"]
 
 INIT: Callable[..., Any] = partial(init_to_median, num_samples=1000)
 """Where sites that are not function values start."""
 
 
-class Guide:
+class Guide(AnyGuide):
     """A variational posterior over the latent sites of ``model``: one rule per kind of site.
 
     It takes the model's arguments, draws every latent site and returns them in a dict, so that it works
@@ -113,9 +114,9 @@ class Guide:
         rules = Rules(*(default if rule is None else rule for rule, default in given))  # type: ignore[arg-type]
         _require_rules(rules, sites or {})
         self.model, self.prefix, self.importance = model, prefix, importance
-        self.config = GuideConfig(model, rules, dict(sites or {}), prefix, init_loc_fn, importance)
-        self.companion: Any = None
-        if not isinstance(rules.other, Rule):
+        own = rules._replace(other=None) if _makes_guide(rules.other) else rules
+        self.config = GuideConfig(model, own, dict(sites or {}), prefix, init_loc_fn, importance)
+        if own.other is None:
             exposed = handlers.block(model, hide_fn=self._is_not_other)
             self.companion = rules.other if isinstance(rules.other, AutoGuide) else rules.other(exposed)
             require_drawing(self.companion, "AutoMultivariateNormal, or Delta() for a mode")
@@ -232,6 +233,16 @@ class Guide:
         others = {} if self.companion is None else self.companion.quantiles(params, quantiles)
         return others | self._quantiles(params, quantiles, args, kwargs)
 
+    def with_rules(self, change: Callable[[Rule], Rule]) -> Guide:
+        """The same guide with every rule changed.
+
+        Args:
+            change: from a rule to the one in its place.
+        """
+        guide = copy.copy(self)
+        guide.config = self.config.with_rules(change)
+        return guide
+
     def _require_arguments(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             inspect.signature(self.model).bind(*args, **kwargs)
@@ -279,11 +290,16 @@ class Guide:
         return msg["type"] == "sample" and not self.config.are_shared(msg)
 
 
+def _makes_guide(other: Any) -> bool:
+    """Whether it is no rule, but a NumPyro autoguide or what makes a guide of a program."""
+    is_class_of_rules = isinstance(other, type) and issubclass(other, Rule)
+    return callable(other) and not isinstance(other, Rule) and not is_class_of_rules
+
+
 def _require_rules(rules: Rules, sites: Mapping[str, Any]) -> None:
     """Raise for what is no rule, and for a rule of one kind of site that is given for another kind."""
     by_kind: dict[str, Any] = rules._asdict()
-    is_class_of_rules = isinstance(rules.other, type) and issubclass(rules.other, Rule)
-    if callable(rules.other) and not isinstance(rules.other, Rule) and not is_class_of_rules:
+    if _makes_guide(rules.other):
         del by_kind["other"]
     for name, rule in [*by_kind.items(), *sites.items()]:
         expect_kind(rule, Rule, f"a rule for {name!r}", "for example dgp.guides.Normal(), an instance")
@@ -296,23 +312,13 @@ def _require_rules(rules: Rules, sites: Mapping[str, Any]) -> None:
             )
 
 
-def _quantiles(fn: dist.Distribution, quantiles: Any) -> Array:
+def _quantiles(fn: Any, quantiles: Any) -> Array:
     if isinstance(fn, dist.Delta):
         return jnp.stack([fn.v] * len(quantiles))
-    base = fn.base_dist if isinstance(fn, dist.TransformedDistribution) else fn
+    moved = isinstance(fn, dist.TransformedDistribution)
+    base, transforms = (fn.base_dist, fn.transforms) if moved else (fn, [])
     q = jnp.asarray(quantiles, base.loc.dtype).reshape(-1, *(1,) * base.loc.ndim)
     values = base.loc + jnp.sqrt(base.variance) * ndtri(q)
-    for transform in getattr(fn, "transforms", []):
+    for transform in transforms:
         values = jax.vmap(transform)(values)
     return values
-
-
-def require_drawing(guide: Any, hint: str) -> None:
-    """Raise for a guide whose runs draw nothing but the mode of what its ``sample_posterior`` draws from."""
-    for part in guide if isinstance(guide, AutoGuideList) else [guide]:
-        expect(
-            not isinstance(part, AutoLaplaceApproximation),
-            "a guide that draws from its posterior",
-            "AutoLaplaceApproximation, whose runs give the mode without any uncertainty",
-            hint,
-        )

@@ -24,13 +24,12 @@ from numpyro_dgp.analysis.calls import inspect_call
 from numpyro_dgp.analysis.observations_apart import require_observations_apart
 from numpyro_dgp.analysis.program import ProgramFacts, initial_values, inspect_program, observations
 from numpyro_dgp.analysis.run_at_rows import OtherRows, with_rows
-from numpyro_dgp.analysis.sites import Message, hide, masks_around, rewrap, site_kind, unwrap
+from numpyro_dgp.analysis.sites import Message, hide, is_likelihood, masks_around, rewrap, site_kind, unwrap
 from numpyro_dgp.functions.joint_values import require_following
 from numpyro_dgp.guides.importance import Importance
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
 from numpyro_dgp.guides.rules.by_kind import Rules
 from numpyro_dgp.guides.rules.rule import Rule, SiteContext, require_rows, warn_of_rows
-from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.likelihoods.outcomes import require_in_range
 
 __all__ = ["GuideConfig", "NamesApart", "GuideHandler"]
@@ -98,17 +97,15 @@ class GuideConfig:
     def has_weights(self) -> bool:
         """Whether latents have several values in a fit, with importance weights or those of quadrature."""
         rules = (*self.rules, *self.sites.values())
-        return self.importance is not None or any(isinstance(rule, Rule) and rule.num_nodes for rule in rules)
+        return self.importance is not None or any(rule is not None and rule.num_nodes for rule in rules)
 
     def rule(self, msg: Message) -> Rule | None:
         """The rule for a latent site; ``None`` where a NumPyro autoguide draws it."""
-        rule = self.sites.get(msg["name"], getattr(self.rules, site_kind(msg), None))
-        return rule if isinstance(rule, Rule) else None
+        return self.sites.get(msg["name"], self.rules._asdict().get(site_kind(msg)))
 
     def with_rules(self, change: Callable[[Rule], Rule]) -> GuideConfig:
         """The same with every rule changed by a function."""
-
-        rules = Rules(*(change(rule) if isinstance(rule, Rule) else rule for rule in self.rules))  # type: ignore[arg-type]
+        rules = Rules(*(rule if rule is None else change(rule) for rule in self.rules))  # type: ignore[arg-type]
         return dataclasses.replace(self, rules=rules, sites={n: change(rule) for n, rule in self.sites.items()})
 
     def are_shared(self, msg: Message) -> bool:
@@ -302,7 +299,7 @@ class GuideHandler(Messenger):
         columns = [] if beside is None else [beside]
         for site in mine:
             likelihood: Any = unwrap(site["fn"])
-            value = likelihood.complete(site["value"]) if isinstance(likelihood, Likelihood) else site["value"]
+            value = likelihood.complete(site["value"]) if is_likelihood(likelihood) else site["value"]
             for masked in masks_around(site["fn"]):
                 counted = jnp.reshape(masked._mask, (*np.shape(masked._mask), *(1,) * site["fn"].event_dim))
                 value = jnp.where(counted, value, jnp.zeros((), jnp.result_type(value)))

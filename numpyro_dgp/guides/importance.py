@@ -31,8 +31,8 @@ from numpyro_dgp._checks import expected
 from numpyro_dgp._fields import Checked, count, flag
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.analysis.sites import Message, Trace, log_prob, unwrap
-from numpyro_dgp.functions.function_values import FunctionValues, ProcessValues, follows
+from numpyro_dgp.analysis.sites import Message, Trace, is_function_values, is_row_by_row, log_prob, unwrap
+from numpyro_dgp.functions.function_values import FunctionValues, follows
 from numpyro_dgp.guides.record import SiteRecord, record_of
 
 __all__ = ["ReplicatedValues", "ReplicateLatents", "Importance", "ImportanceWeights", "importance_weights"]
@@ -171,10 +171,10 @@ class ReplicateLatents(Messenger):
         msg["fn"] = jax.lax.stop_gradient(msg["fn"])
 
     def _join(self, msg: Message) -> None:
-        values = unwrap(msg["fn"])
-        if isinstance(values, FunctionValues) and values.follows_model:
+        values: Any = unwrap(msg["fn"])
+        if follows(values) and is_row_by_row(values):
             msg["fn"] = ReplicatedValues(values)
-        elif isinstance(values, FunctionValues | ProcessValues):
+        elif is_function_values(values):
             raise expected(
                 f"hidden layer {msg['name']!r} to follow the model",
                 f"a {type(values).__name__}",

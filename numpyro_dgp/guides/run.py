@@ -20,6 +20,7 @@ from numpyro_dgp.analysis.observations_apart import require_observations_apart
 from numpyro_dgp.analysis.program import ProgramFacts, inspect_program, require_sound
 from numpyro_dgp.analysis.sites import Message, Trace, unwrap
 from numpyro_dgp.functions.weights import Belief
+from numpyro_dgp.guides.any_guide import adapted
 from numpyro_dgp.guides.importance import ImportanceWeights, ReplicateLatents, importance_weights
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.rules.strata import BeliefMixture, Stratified
@@ -118,7 +119,7 @@ def run(
     ``strata`` are the parts that ``Stratified`` posteriors take, by site; without it they are drawn as a whole.
     For doubly reparameterised gradients there are two runs: one without gradients gives the weights of the second.
     """
-    importance = getattr(guide, "importance", None)
+    importance = adapted(guide).importance
     model_key, guide_key = jax.random.split(key)
 
     def seeded(program: Callable[..., Any], key: Array) -> Callable[..., Any]:

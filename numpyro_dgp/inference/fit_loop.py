@@ -18,9 +18,8 @@ from numpyro_dgp._checks import caller, expect, expected, is_concrete
 from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
-from numpyro_dgp.analysis.sites import Message, unwrap
+from numpyro_dgp.analysis.sites import Message, is_likelihood, unwrap
 from numpyro_dgp.inference.checkpoints import CheckpointFile
-from numpyro_dgp.likelihoods.likelihood import Likelihood
 
 __all__ = ["CHUNK", "Advance", "Evaluate", "Steps", "run_steps"]
 
@@ -114,11 +113,11 @@ def run_steps(
 def _note_moving_range(found: dict[str, str], msg: Message) -> None:
     """Note observed likelihoods whose range of y depends on v, by site."""
     fn: Any = unwrap(msg["fn"]) if msg["type"] == "sample" and msg["is_observed"] else None
-    if isinstance(fn, Likelihood) and _moves(fn):
+    if fn is not None and is_likelihood(fn) and _moves(fn):
         found[msg["name"]] = fn.family
 
 
-def _moves(fn: Likelihood) -> bool:
+def _moves(fn: Any) -> bool:
     """Whether y has another range at another value of the function; a point is a range that is its parameter."""
     if fn.family == "Delta":
         return True

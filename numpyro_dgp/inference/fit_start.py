@@ -8,7 +8,6 @@ parameters are asked, no values of functions are computed.
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from collections.abc import Callable
@@ -35,7 +34,7 @@ from numpyro_dgp._checks import (
 from numpyro_dgp._compiled import Compiled, one_thread
 from numpyro_dgp._data import warn_of_units
 from numpyro_dgp._typing import Array
-from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.guides.any_guide import adapted
 from numpyro_dgp.inference.program_sites import ProgramSite, Rebuild, SitesOfFit, sites_of_fit
 from numpyro_dgp.jaxprs.argument_indices import require_inside
 
@@ -51,9 +50,8 @@ __all__ = [
 
 
 def has_no_state(svi: SVI) -> bool:
-    """Whether the guide keeps nothing between its calls. NumPyro's autoguides set themselves up in their first one."""
-    guide = svi.guide
-    return guide.companion is None if isinstance(guide, Guide) else inspect.isfunction(guide)
+    """Whether the guide keeps nothing between its calls."""
+    return not adapted(svi.guide).keeps_state
 
 
 def initial_state(

@@ -21,7 +21,7 @@ from numpyro_dgp.functions.weights import Belief, StandardNormal
 from numpyro_dgp.likelihoods.families import is_family
 from numpyro_dgp.math.linalg import matmul
 
-__all__ = ["Coordinates", "coordinates_of"]
+__all__ = ["Coordinates", "coordinates_of", "is_drawn_from_white"]
 
 _DRAWS = "log_prob", "sample"
 
@@ -59,6 +59,11 @@ class Coordinates(NamedTuple):
         return jnp.linalg.solve(matrix, (drawn - origin).reshape(-1)).reshape(self.shape)
 
 
+def is_drawn_from_white(fn: Any) -> bool:
+    """Whether a distribution of this package draws its values from standard normal numbers by an affine map."""
+    return isinstance(fn, StandardNormal | Belief | Values | DrawnFromWhite)
+
+
 def coordinates_of(fn: Any) -> Coordinates | None:
     """Those of a Gaussian, or of a function of one; ``None`` of other distributions."""
     if is_family(fn, dist.MaskedDistribution, dist.Independent):
@@ -69,12 +74,8 @@ def coordinates_of(fn: Any) -> Coordinates | None:
             own = fn.base_dist.batch_shape
             return base and base._replace(shape=(*fn.batch_shape, *base.shape[len(own) :]))
         return base._replace(transforms=(*base.transforms, *fn.transforms))
-    if isinstance(fn, StandardNormal):
-        return Coordinates(fn.shape(), fn.dtype, lambda white: white, True)
-    if isinstance(fn, DrawnFromWhite):
-        return Coordinates(fn.white_shape, fn.loc.dtype, fn.from_white)
-    if isinstance(fn, Belief | Values):
-        return Coordinates(fn.shape(), fn.loc.dtype, fn.from_white, fn.each_by_its_own)
+    if is_drawn_from_white(fn):
+        return Coordinates(fn.white_shape, fn.mean.dtype, fn.from_white, fn.each_by_its_own)
     if is_family(fn, dist.Normal, methods=_DRAWS):
         dtype = jnp.result_type(fn.loc, fn.scale)
         return Coordinates(fn.shape(), dtype, lambda white: fn.loc + fn.scale * white, True)

@@ -25,11 +25,10 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import ALL_ROWS, FIXED_PARAMETERS, WHOLE_DATA, require
 from numpyro_dgp.analysis.observations_apart import require_observations_apart
 from numpyro_dgp.analysis.program import require_sound
-from numpyro_dgp.analysis.sites import Message, Trace, row_shape, site_kind, unwrap
-from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
-from numpyro_dgp.functions.function_values import FunctionValues, ProcessValues
-from numpyro_dgp.functions.joint_values import Determined, DeterminedJoint
+from numpyro_dgp.analysis.sites import Message, Trace, declared_kind, is_function_values, row_shape, site_kind, unwrap
+from numpyro_dgp.functions.joint_values import is_determined
 from numpyro_dgp.functions.weights import StandardNormal
+from numpyro_dgp.inference.white_numbers import is_drawn_from_white
 from numpyro_dgp.likelihoods.observed_only import observed_only
 from numpyro_dgp.mcmc.guide_coordinates import numbers_behind, require_guide, run_in_coordinates
 from numpyro_dgp.mcmc.integrated_layers import Integrate, layers_to_integrate
@@ -37,9 +36,9 @@ from numpyro_dgp.mcmc.integrated_layers import Integrate, layers_to_integrate
 __all__ = [
     "Collapse",
     "NonCentered",
+    "Prepared",
     "centred_program",
     "for_mcmc",
-    "position_of",
     "prepared",
     "rows_of_chain",
     "sampled_program",
@@ -115,18 +114,18 @@ class NonCentered(Reparam):
     __repr__ = brief
 
     def __call__(self, name: str, fn: dist.Distribution, obs: Array | None) -> tuple[None, Array]:
-        values = unwrap(fn)
+        values: Any = unwrap(fn)
         expect(
-            isinstance(values, FunctionValues | ProcessValues | DrawnFromWhite) and obs is None,
+            _is_computed(values) and obs is None,
             f"{name!r} to hold unobserved function values",
             f"{('an observed ' if obs is not None else 'a ')}{type(values).__name__}",
             "use it on hidden layers, and numpyro.infer.reparam.LocScaleReparam on other sites",
         )
-        if isinstance(values, Determined | DeterminedJoint):
-            return None, values.expand(row_shape(fn)).loc
-        drawn = isinstance(values, DrawnFromWhite)
-        values = values if drawn else values.expand(row_shape(fn))
-        shape = values.white_shape if drawn else fn.event_shape
+        of_function = declared_kind(values) is not None
+        values = values.expand(row_shape(fn)) if of_function else values
+        if is_determined(values):
+            return None, values.loc
+        shape = fn.event_shape if of_function else values.white_shape
         white = numpyro.sample(f"{name}_white", StandardNormal(shape, values.loc.dtype, fn.batch_shape))
         if white.shape != (*fn.batch_shape, *shape):
             raise expected(
@@ -144,7 +143,7 @@ def for_mcmc(
     noncentered: bool = True,
     collapse: Collapse = "auto",
     guide: Callable[..., Any] | None = None,
-) -> Callable[..., Any]:
+) -> Prepared:
     r"""``model`` prepared for MCMC: hidden layers non-centred, ``numpyro.param`` sites fixed at given values, the last
     layer integrated.
 
@@ -214,7 +213,7 @@ def for_mcmc(
     """
 
     expect(
-        not isinstance(model, _Prepared),
+        not isinstance(model, Prepared),
         "a program",
         "one that for_mcmc has prepared already",
         "call it once, with all params",
@@ -225,7 +224,7 @@ def for_mcmc(
     if guide is not None:
         require_guide(guide, params)
         expect(noncentered, "guide= or noncentered=False", "both", "the coordinates are those of the guide")
-    return _Prepared(model, params, noncentered, collapse, guide)
+    return Prepared(model, params, noncentered, collapse, guide)
 
 
 def prepared(
@@ -234,7 +233,7 @@ def prepared(
     *,
     noncentered: bool = True,
     collapse: Collapse = "auto",
-) -> Callable[..., Any]:
+) -> Prepared:
     """:func:`for_mcmc` for a kernel that takes programs with or without it.
 
     Args:
@@ -246,7 +245,7 @@ def prepared(
     Raises:
         ValueError: other settings than the default ones for a program that has its own.
     """
-    if not isinstance(model, _Prepared):
+    if not isinstance(model, Prepared):
         return for_mcmc(model, params, noncentered=noncentered, collapse=collapse)
     if params is not None or noncentered is not True or collapse != "auto":
         what = "no params, noncentered or collapse beside a program of for_mcmc, which has its own"
@@ -257,31 +256,22 @@ def prepared(
 def sampled_program(model: Callable[..., Any]) -> Callable[..., Any]:
     """The program whose sites the draws of a chain are values of: ``model`` without integrated layers and without the
     coordinates of a guide."""
-    if not isinstance(model, _Prepared):
-        return model
-    return dataclasses.replace(model, collapse=False, guide=None)
+    return _changed(model, collapse=False, guide=None)
 
 
 def centred_program(model: Callable[..., Any]) -> Callable[..., Any]:
     """:func:`sampled_program` with the values of layers as sample sites, of which draws of a chain are values too."""
-    if not isinstance(model, _Prepared):
-        return model
-    return dataclasses.replace(model, collapse=False, guide=None, noncentered=False)
+    return _changed(model, collapse=False, guide=None, noncentered=False)
 
 
-def position_of(
-    model: Callable[..., Any], values: Mapping[str, Array], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Array]:
-    """The position, in the coordinates of the guide of a program of :func:`for_mcmc`, of one draw of its sites."""
-    assert isinstance(model, _Prepared)
-    assert model.guide is not None
-    layers, _ = layers_to_integrate(model.model, args, kwargs, model.params, model.collapse)
-    return numbers_behind(model.guide, model.params, layers, values, args, kwargs)
+def _changed(model: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+    """A prepared program with other settings; others as they are."""
+    return dataclasses.replace(model, **settings) if isinstance(model, Prepared) else model
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Prepared:
-    """What :func:`for_mcmc` returns."""
+class Prepared:
+    """What :func:`for_mcmc` returns; its fields are the arguments."""
 
     model: Callable[..., Any]
     params: dict[str, Array]
@@ -315,6 +305,20 @@ class _Prepared:
                     result = self._run(args, kwargs, observes)
                 finish()
                 return result
+
+    def position_of(
+        self, values: Mapping[str, Array], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, Array]:
+        """The position of one draw of the sites, in the coordinates of the guide.
+
+        Args:
+            values: by site.
+            args: arguments of the program.
+            kwargs: its keyword arguments.
+        """
+        assert self.guide is not None
+        layers, _ = layers_to_integrate(self.model, args, kwargs, self.params, self.collapse)
+        return numbers_behind(self.guide, self.params, layers, values, args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], observes: bool) -> Any:
         rows = nullcontext() if observes else rows_of_chain()
@@ -375,5 +379,9 @@ def _is_conditioned(name: str, value: Array) -> bool:
 
 
 def _noncenter(msg: Message) -> Reparam | None:
-    latent = not msg["is_observed"] and isinstance(unwrap(msg["fn"]), DrawnFromWhite)
-    return NonCentered() if latent or site_kind(msg) in ("hidden", "exact") else None
+    return NonCentered() if not msg["is_observed"] and _is_computed(unwrap(msg["fn"])) else None
+
+
+def _is_computed(fn: Any) -> bool:
+    """Whether values are those of a function, or of a process whose every value depends on several white numbers."""
+    return is_function_values(fn) or (is_drawn_from_white(fn) and not fn.each_by_its_own)

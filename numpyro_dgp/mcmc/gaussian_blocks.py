@@ -11,9 +11,8 @@ from numpyro import handlers
 
 from numpyro_dgp._checks import expect
 from numpyro_dgp.analysis.sites import Message, Trace, site_kind, unwrap
-from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
-from numpyro_dgp.functions.function_values import Values
 from numpyro_dgp.functions.weights import StandardNormal
+from numpyro_dgp.inference.white_numbers import is_drawn_from_white
 from numpyro_dgp.likelihoods.families import is_family
 from numpyro_dgp.mcmc.block_moves import Priors
 from numpyro_dgp.mcmc.integrated_layers import integrated_in
@@ -81,15 +80,15 @@ def _read(sites: Trace) -> Latents:
 
 
 def _is_block(msg: Message) -> bool:
-    return site_kind(msg) != "other" or isinstance(unwrap(msg["fn"]), StandardNormal | DrawnFromWhite)
+    return site_kind(msg) != "other" or is_drawn_from_white(unwrap(msg["fn"]))
 
 
 def _is_gaussian(fn: dist.Distribution) -> bool:
     fn = unwrap(fn)
     while is_family(fn, dist.Independent):
         fn = unwrap(fn.base_dist)  # type: ignore[attr-defined]
-    own = isinstance(fn, StandardNormal | Values | DrawnFromWhite)
-    return own or is_family(fn, dist.Normal, dist.MultivariateNormal, methods=("log_prob", "sample"))
+    numpyros = is_family(fn, dist.Normal, dist.MultivariateNormal, methods=("log_prob", "sample"))
+    return is_drawn_from_white(fn) or numpyros
 
 
 def gaussian_prior(msg: Message) -> dist.Distribution:

@@ -11,8 +11,8 @@ which is standard normal where the guide is the posterior. Whatever the guide, i
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -31,16 +31,13 @@ from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import FIXED_PARAMETERS, WHOLE_DATA, require
 from numpyro_dgp.analysis.sites import Message, Trace, total_log_prob, unwrap
-from numpyro_dgp.functions.drawn_from_white import DrawnFromWhite
-from numpyro_dgp.functions.function_values import Values
-from numpyro_dgp.functions.joint_values import Determined, DeterminedJoint
-from numpyro_dgp.functions.weights import Belief, StandardNormal
-from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
-from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.functions.joint_values import is_determined
+from numpyro_dgp.functions.weights import StandardNormal
+from numpyro_dgp.guides.any_guide import adapted
 from numpyro_dgp.guides.record import follows_model, record_of
 from numpyro_dgp.guides.rules.pointwise import Delta, Normal
 from numpyro_dgp.guides.rules.rule import Rule, SiteContext
-from numpyro_dgp.inference.white_numbers import Coordinates, coordinates_of
+from numpyro_dgp.inference.white_numbers import Coordinates, coordinates_of, is_drawn_from_white
 from numpyro_dgp.mcmc.integrated_layers import Integrate
 
 __all__ = ["LOG_RATIO", "numbers_behind", "require_guide", "run_in_coordinates"]
@@ -61,13 +58,13 @@ def require_guide(guide: Any, params: Mapping[str, Array]) -> None:
         "for_mcmc(model, guide=guide, params=result.params)",
     )
     expect(
-        not isinstance(guide, Collapsed),
+        not adapted(guide).is_collapsed,
         "a guide that draws inducing values by parameters of its own",
         "Collapsed",
         "use for_mcmc(model, collapse=True), or a guide such as dgp.guides.InducingPoint(model)",
     )
     expect(
-        not isinstance(getattr(guide, "companion", None) or guide, AutoDelta),
+        not isinstance(adapted(guide).companion, AutoDelta),
         "a guide of Gaussians",
         "AutoDelta, points",
         "use dgp.guides.Delta() or AutoNormal",
@@ -178,14 +175,14 @@ def _run_guide(
     guide: Program, params: Mapping[str, Array], args: Any, kwargs: Any, numbers: _FromWhite
 ) -> tuple[Trace, dict[str, Any]]:
     """Its trace, and shape and dtype of the numbers that each of its sites is drawn from."""
-    program = _with_spread_points(guide) if isinstance(guide, Guide) else guide
+    program = adapted(guide).with_rules(lambda rule: _AroundPoint() if isinstance(rule, Delta) else rule)
     with _alone(params), handlers.trace() as drawn, numbers as shapes, handlers.seed(rng_seed=0):
         program(*args, **kwargs)
     return drawn, shapes
 
 
 def _passes_on(guide: Program) -> bool:
-    return isinstance(getattr(guide, "companion", None) or guide, AutoContinuous)
+    return isinstance(adapted(guide).companion, AutoContinuous)
 
 
 class _FromWhite(Messenger):
@@ -210,7 +207,7 @@ class _FromWhite(Messenger):
         if msg["type"] != "sample" or msg["value"] is not None:
             return
         name, fn = msg["name"], unwrap(msg["fn"])
-        if isinstance(fn, Determined | DeterminedJoint):
+        if is_determined(fn):
             msg["value"] = jnp.broadcast_to(fn.loc, msg["fn"].shape())
             return
         if isinstance(fn, dist.Delta) and self.passes_on and not record_of(msg).name:
@@ -226,7 +223,7 @@ class _FromWhite(Messenger):
         self.shapes[name] = found.shape, found.dtype
         white = self.numbers(msg, found)
         msg["value"] = found.value(white)
-        if isinstance(msg["fn"], Belief | Values):
+        if is_drawn_from_white(msg["fn"]):
             msg["intermediates"] = [white]
 
     def numbers(self, msg: Message, found: Coordinates) -> Array:
@@ -251,7 +248,7 @@ class _ToWhite(_FromWhite):
         name = msg["name"]
         if name in self.layers:
             return super().numbers(msg, found)
-        if isinstance(unwrap(msg["fn"]), DrawnFromWhite):
+        if math.prod(found.shape) > math.prod(msg["fn"].shape()):
             raise expected(
                 f"samples= of a program without {type(unwrap(msg['fn'])).__name__}",
                 f"one at {name!r}, whose values do not tell the numbers that they are drawn from",
@@ -277,13 +274,6 @@ def _require_drawn(sites: Trace, values: Mapping[str, Array]) -> None:
     )
 
 
-def _with_spread_points(guide: Guide) -> Guide:
-    """A copy of the guide with Gaussians around the points that its rules ``Delta`` have."""
-    copied = copy.copy(guide)
-    copied.config = guide.config.with_rules(lambda rule: _AroundPoint() if isinstance(rule, Delta) else rule)
-    return copied
-
-
 @dataclasses.dataclass(frozen=True)
 class _AroundPoint(Rule):
     """A Gaussian on the unconstrained scale around the point of ``Delta``."""
@@ -291,7 +281,7 @@ class _AroundPoint(Rule):
     def __call__(self, site: SiteContext) -> dist.Distribution:
         loc = biject_to(site.fn.support).inv(Delta()(site).v)  # type: ignore[attr-defined]
         given = {"loc": loc, "scale": jnp.full_like(loc, _POINT_SCALE)}
-        return Normal()(_Given(**{f.name: getattr(site, f.name) for f in dataclasses.fields(site)}, given=given))
+        return Normal()(_Given(**vars(site), given=given))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,14 +29,20 @@ from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import with_traceable
-from numpyro_dgp.analysis.sites import Message, Trace, hide, site_kind, unwrap
+from numpyro_dgp.analysis.sites import (
+    Message,
+    Trace,
+    declared_kind,
+    hide,
+    is_likelihood,
+    masks_around,
+    site_kind,
+    unwrap,
+)
 from numpyro_dgp.bounds.collapsed import Quadratic
 from numpyro_dgp.functions.function_values import MixedValues
-from numpyro_dgp.functions.induced_function import InducedFunction
-from numpyro_dgp.functions.weights import InducingPrior
-from numpyro_dgp.guides.collapsed.gaussian_uses import arrays_of, optimal_belief, use_of_likelihood
+from numpyro_dgp.guides.collapsed.gaussian_uses import arrays_of, is_dense, optimal_belief, use_of_likelihood
 from numpyro_dgp.jaxprs.row_dependence import mark, row_dependence
-from numpyro_dgp.likelihoods.likelihood import Likelihood
 
 __all__ = ["Integrate", "integrated_in", "layers_to_integrate"]
 
@@ -67,7 +73,7 @@ class Integrate(Messenger):
             msg["value"] = jnp.zeros(fn.event_shape, fn.dtype)  # type: ignore[attr-defined]
             self.scalar[name] = len(fn.event_shape) == 1
             hide(msg)
-        elif isinstance(fn, Likelihood) and (layer := getattr(fn.f_x.function, "site", None)) in self.layers:
+        elif is_likelihood(fn) and (layer := _layer(fn)) in self.layers:
             use = use_of_likelihood(fn, msg)
             found = use.quadratic((None,) * use.inputs.shape[-1], {}, None)
             # log p(y | v) = c + b'v - v' Phi v / 2, summed over likelihoods
@@ -156,7 +162,7 @@ def layers_to_integrate(
         return frozenset(), True
     sites, facts = inspected
     samples = {name: site for name, site in sites.items() if site["type"] == "sample"}
-    inducing = [name for name, site in samples.items() if isinstance(unwrap(site["fn"]), InducingPrior)]
+    inducing = [name for name, site in samples.items() if declared_kind(site["fn"]) == "inducing"]
     readers = {n: [by for by, of in facts.items() if any(n in fact for fact in of)] for n in inducing}
     obstacles = {name: _obstacle(name, samples, readers[name]) for name in inducing}
     layers = frozenset(name for name, obstacle in obstacles.items() if obstacle is None)
@@ -208,17 +214,20 @@ def _read_by(site: Message) -> list[Array]:
         return [] if site["type"] == "plate" else arrays_of(site["value"])
     fn: Any = unwrap(site["fn"])
     seen: list[Any] = [site["value"] if site["is_observed"] else None, site["scale"]]
-    if not isinstance(fn, Likelihood):
+    if not is_likelihood(fn):
         return arrays_of([seen, site["fn"]])
     form = fn.normal_form()
-    if form is None or isinstance(fn.f_x, MixedValues) or not isinstance(fn.f_x.function, InducedFunction):
+    if form is None or isinstance(fn.f_x, MixedValues) or not is_dense(fn.f_x.function):
         return arrays_of([seen, site["fn"], fn.conditional(fn.f_x.loc)])
-    fixed = dataclasses.replace(fn.f_x.function, v=None)  # type: ignore[type-var]
-    return arrays_of([seen, form, fixed, fn.f_x.inputs, fn.f_x.noise, fn.observed, _masks(site["fn"])])
+    fixed = dataclasses.replace(fn.f_x.function, v=None)
+    masks = [masked._mask for masked in masks_around(site["fn"])]
+    return arrays_of([seen, form, fixed, fn.f_x.inputs, fn.f_x.noise, fn.observed, masks])
 
 
-def _masks(fn: Any) -> list[Any]:
-    return [] if isinstance(fn, Likelihood) else [getattr(fn, "_mask", None), *_masks(fn.base_dist)]
+def _layer(likelihood: Any) -> str | None:
+    """The site of the inducing values of the function that a likelihood sees."""
+    function = likelihood.f_x.function
+    return None if function is None else function.site
 
 
 def _obstacle(name: str, samples: Trace, readers: list[str]) -> str | None:
@@ -226,9 +235,7 @@ def _obstacle(name: str, samples: Trace, readers: list[str]) -> str | None:
     if prior["is_observed"] or prior["scale"] is not None or prior["fn"] is not unwrap(prior["fn"]):
         return "its inducing values are observed, scaled or masked"
     likelihoods = {
-        n: site
-        for n, site in samples.items()
-        if isinstance(unwrap(site["fn"]), Likelihood) and getattr(unwrap(site["fn"]).f_x.function, "site", None) == name  # type: ignore[attr-defined]
+        n: site for n, site in samples.items() if is_likelihood(site["fn"]) and _layer(unwrap(site["fn"])) == name
     }
     for by, site in likelihoods.items():
         if (reason := _not_gaussian(by, site)) is not None:
@@ -248,7 +255,7 @@ def _not_gaussian(name: str, site: Message) -> str | None:
         return f"the likelihood at {name!r} sees mixtures of its outputs"
     if fn.normal is None:
         return f"the likelihood at {name!r} is {fn.family}, and not dist.Normal(a * v + b, scale)"
-    if not isinstance(function, InducedFunction) or not function.dense:
+    if not is_dense(function):
         return f"it is on a {type(function).__name__} and not on dgp.Points"
     if np.shape(site["value"]) != fn.f_x.loc.shape or site["fn"].batch_shape != fn.f_x.batch_shape:
         return f"{name!r} has several observations of one value"

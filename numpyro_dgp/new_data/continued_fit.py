@@ -10,7 +10,6 @@ points.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NoReturn
@@ -40,6 +39,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.calls import inspect_call
 from numpyro_dgp.analysis.checks import ALL_ROWS, require
 from numpyro_dgp.analysis.sites import scaled_log_prob, site_kind
+from numpyro_dgp.guides.any_guide import adapted
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.rules.rule import Rule
 from numpyro_dgp.guides.run import Run
@@ -318,9 +318,7 @@ def _without_starts(guide: Guide) -> Guide:
     def free(rule: Any) -> Rule:
         return rule if getattr(rule, "loc", None) is None else dataclasses.replace(rule, loc=None)
 
-    found = copy.copy(guide)
-    found.config = guide.config.with_rules(free)
-    return found
+    return guide.with_rules(free)
 
 
 def _require_fit(posterior: Any, guide: Any) -> None:
@@ -334,7 +332,7 @@ def _require_fit(posterior: Any, guide: Any) -> None:
     )
     for which in (posterior.guide, posterior.guide if guide is None else guide):
         expect(
-            isinstance(which, Guide),
+            adapted(which).has_rules,
             "a guide of dgp.guides",
             f"{type(which).__name__}, of which it is not known what belongs to which layer",
             example,

@@ -10,6 +10,7 @@ import optax
 
 from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._typing import Array
+from numpyro_dgp.guides.any_guide import adapted
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.new_data.continued_fit import Continued
 from numpyro_dgp.new_data.fitted_layers import OpenLayer
@@ -94,7 +95,7 @@ def update(
     expect(guide is None or callable(guide), "guide= to be a function", type(guide).__name__, "leave it out")
     if isinstance(memory, str) or np.ndim(memory) or not 0 < memory <= 1:
         raise expected("memory above 0 and up to 1", repr(memory), "1 keeps what is known, 0.9 forgets a tenth")
-    program = None if guide is None else (getattr(guide, "model", posterior.model), guide)
+    program = None if guide is None else (adapted(guide).model or posterior.model, guide)
 
     def chosen(guide: Guide, layers: Mapping[str, OpenLayer]) -> Any:
         if optimizer is not None:

@@ -18,7 +18,7 @@ from numpyro_dgp._checks import expect, expected, require_count, require_key, re
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import ALL_ROWS, WHOLE_DATA, require
-from numpyro_dgp.guides.guide import Guide
+from numpyro_dgp.guides.any_guide import adapted
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.inference.fit_start import require_svi, start_of_fit
@@ -202,7 +202,7 @@ def _loss_of(first: Any, second: Any, others: tuple[Any, ...]) -> tuple[SVI, Any
     if isinstance(first, SVI | type) or not callable(first):
         require_svi(first)
         return first, second, others
-    if isinstance(first, Guide) or not callable(second) or not others:
+    if adapted(first).has_rules or not callable(second) or not others:
         raise expected(
             "a model, its guide and a key, or an SVI and a key",
             ", ".join(type(a).__name__ for a in (first, second, *others[:1])),

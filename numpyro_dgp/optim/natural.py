@@ -43,7 +43,8 @@ from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import structure
 from numpyro_dgp.analysis.sites import Message, Trace, site_kind
-from numpyro_dgp.guides import Guide
+from numpyro_dgp.guides.any_guide import adapted
+from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.math.matrix_ops import DenseOperations, DiagonalOperations
 
@@ -239,9 +240,11 @@ def gaussian_sites(guide: Any, sites: Trace) -> dict[str, GaussianSite]:
         guide: the guide.
         sites: messages of a run of it, by name.
     """
-    if isinstance(guide, Guide):
-        companion = {} if guide.companion is None else gaussian_sites(guide.companion, sites)
-        return companion | _of_rules(sites)
+    guide = adapted(guide)
+    return _of_companion(guide.companion) | (_of_rules(sites) if guide.has_rules else {})
+
+
+def _of_companion(guide: Any) -> dict[str, GaussianSite]:
     if isinstance(guide, AutoNormal):
         return _of_autonormal(guide)
     return _of_joint(guide) if isinstance(guide, AutoMultivariateNormal) else {}

@@ -35,7 +35,6 @@ __all__ = [
     "hidden_values",
     "over_all_rows",
     "over_draws",
-    "sample_values",
     "trace_over_all_rows",
     "without_value",
 ]
@@ -75,11 +74,6 @@ def over_draws(function: Callable[..., Any], draws: Any, rows: int, dtype: Any, 
 def hidden_values(sites: Trace) -> dict[str, Array]:
     """Values of the hidden layers of a run, by site."""
     return {n: s["value"] for n, s in sites.items() if s["type"] == "sample" and site_kind(s) == "hidden"}
-
-
-def sample_values(sites: Trace) -> dict[str, Any]:
-    """Values of the sample sites of a run."""
-    return {name: site["value"] for name, site in sites.items() if site["type"] == "sample"}
 
 
 class BatchKeys(Messenger):

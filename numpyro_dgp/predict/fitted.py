@@ -45,7 +45,7 @@ from numpyro_dgp.analysis.checks import parameters_from, require
 from numpyro_dgp.analysis.program import inspect_program, structure
 from numpyro_dgp.analysis.sites import Message, Trace, unwrap
 from numpyro_dgp.functions.function_values import ProcessValues
-from numpyro_dgp.guides.guide import Guide, require_drawing
+from numpyro_dgp.guides.any_guide import AnyGuide, adapted, require_drawing
 from numpyro_dgp.guides.run import marginal, traces
 from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.predict.draws import (
@@ -53,7 +53,6 @@ from numpyro_dgp.predict.draws import (
     Target,
     given_draw,
     over_all_rows,
-    sample_values,
     trace_over_all_rows,
     without_value,
 )
@@ -227,7 +226,7 @@ class Fit:
                 f"none of {', '.join(map(repr, call.predicted))}",
                 "posterior.on(X, y)",
             )
-        guide = self.guide.on(*args, **kwargs) if isinstance(self.guide, Guide) else self.guide
+        guide = None if self.guide is None else adapted(self.guide).on(*args, **kwargs)
         exact = jax.eval_shape(lambda: found._known(jax.random.key(0), {})[0])
         if exact:
             require_finite_leaves("data of Posterior.on", jax.tree.leaves(data))
@@ -298,12 +297,12 @@ class Fit:
         if guide is None:
             return trace_over_all_rows(self.given(sample, model, args, kwargs, target), args, kwargs)
         integrated = marginal(self.seeded(guide, guide_key, target))
-        if isinstance(guide, Guide):
+        if guide.has_rules:
             drawn, sites = traces(model, integrated, args, kwargs, over_all_rows)
             self._require_shared(drawn, sites, target, args, kwargs)
             return sites
         # A guide of another package may have hidden values for the rows of the fit only.
-        values = sample_values(handlers.trace(integrated).get_trace(*args, **kwargs))
+        values = integrated(*args, **kwargs)
         return trace_over_all_rows(self.given(values, model, args, kwargs, target), args, kwargs)
 
     def _trace_given_data(self, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Trace:
@@ -312,10 +311,7 @@ class Fit:
         guide_key, fit_key, model_key = jax.random.split(key, 3)
         values: Any = sample
         if self.guide is not None:
-            guide = self.seeded(self.guide, guide_key)
-            values = guide(*self.data[0], **self.data[1])
-            if not isinstance(self.guide, Guide):
-                values = sample_values(handlers.trace(guide).get_trace(*self.data[0], **self.data[1]))
+            values = self.seeded(adapted(self.guide), guide_key)(*self.data[0], **self.data[1])
         known, sites = self._known(fit_key, values)
         unknown = {name for name, site in sites.items() if site["type"] == "sample" and not site["is_observed"]}
         if missing := unknown - values.keys():
@@ -341,9 +337,9 @@ class Fit:
         if left and (missing := left - inspect_program(self.model, args, kwargs).ends):
             raise without_value("a guide", missing, drawn)
 
-    def guide_at(self, target: Target) -> Callable[..., Any] | None:
+    def guide_at(self, target: Target) -> AnyGuide | None:
         """The guide at the rows that are predicted."""
-        return self.guide.predicting(*target.plates) if isinstance(self.guide, Guide) else self.guide
+        return None if self.guide is None else adapted(self.guide).predicting(*target.plates)
 
     def seeded(self, program: Callable[..., Any], key: Array, target: Target | None = None) -> Callable[..., Any]:
         """``program`` with random numbers, and the parameters of the fit."""
@@ -479,7 +475,7 @@ def require_draws(samples: Mapping[str, Any], sites: Trace) -> None:
 
 def require_single_values(guide: Any) -> None:
     """Raise if a guide has several weighted values of latents at the rows of the fit, of which none is the one."""
-    if isinstance(guide, Guide) and guide.config.has_weights:
+    if (config := adapted(guide).config) is not None and config.has_weights:
         raise expected(
             "a call without observations",
             "those of the fit with a guide that has several weighted values of every latent",
@@ -492,14 +488,14 @@ def require_single_values(guide: Any) -> None:
 
 def require_rules(guide: Any, params: Mapping[str, Any], sites: Trace) -> None:
     """Raise if there are parameters for a site whose rule in ``guide`` has none; warn if for no site of the program."""
-    if not isinstance(guide, Guide):
+    if (config := adapted(guide).config) is None:
         return
     found = {name: site for name, site in sites.items() if site["type"] == "sample"}
-    middle = f"_{guide.prefix}_"
+    middle = f"_{config.prefix}_"
     theirs = {name: name.split(middle)[0] for name in params if middle in name}
     of_others, of_none = [], []
     for name, owner in theirs.items():
-        rule = guide.config.rule(found[owner]) if owner in found else None
+        rule = config.rule(found[owner]) if owner in found else None
         if owner not in found:
             of_none.append(name)
         elif rule is not None and rule.follows_model:

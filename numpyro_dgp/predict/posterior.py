@@ -13,30 +13,30 @@ Leaving out the variance of the means is the usual mistake (Salimbeni, 2020, equ
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_dgp._checks import MISSING, require_finite
+from numpyro_dgp._checks import MISSING, require_count, require_finite, require_key
 from numpyro_dgp._compiled import one_thread
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.analysis.calls import require_conditionals
 from numpyro_dgp.analysis.sites import each_values_of
-from numpyro_dgp.densities import Mixture, log_mean_exp
+from numpyro_dgp.densities import JointMixture, Mixture, log_mean_exp
 from numpyro_dgp.functions.random_function import RandomFunction
 from numpyro_dgp.predict import quantities
-from numpyro_dgp.predict.fitted import Target, as_data, require_arguments
-from numpyro_dgp.predict.function_predictions import FunctionPredictions
-from numpyro_dgp.predict.quantiles import Levels, spread_of
-from numpyro_dgp.predict.quantities import Quantity
+from numpyro_dgp.predict.fitted import Fit, Target, as_data, require_arguments
+from numpyro_dgp.predict.predictor import Predictor, Quantity
 
 __all__ = ["Posterior"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Posterior(FunctionPredictions):
+class Posterior(Fit):
     """A fitted program: a model with a guide and its parameters, or with draws from MCMC.
 
     Its methods take what all data share from the fit, and predict at the rows of the arguments. What has one value per
@@ -74,6 +74,15 @@ class Posterior(FunctionPredictions):
     """
 
     __repr__ = brief
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickled and copied without its compiled programs."""
+        return {name: value for name, value in vars(self).items() if name != "_predictor"}
+
+    @cached_property
+    def _predictor(self) -> Predictor:
+        """Its programs go with this object; what they compile to is shared with others."""
+        return Predictor(self)
 
     def using(
         self, *, num_samples: int | None = None, batch_size: int | None = None, progress_bar: bool | None = None
@@ -243,8 +252,8 @@ class Posterior(FunctionPredictions):
             [[2 2]
              [9 9]]
         """
-        levels = Levels.of(q)
-        quantity = Quantity(spread_of, finish=levels, leading=len(levels.shape))
+        levels = quantities.Levels.of(q)
+        quantity = Quantity(quantities.spread_of, finish=levels, leading=len(levels.shape))
         return self._predictor(quantity, key, self.options, args, kwargs, X_variance)
 
     def predict_function(self, key: Array, *args: Any, X_variance: ArrayLike | None = None, **kwargs: Any) -> Mixture:
@@ -263,6 +272,52 @@ class Posterior(FunctionPredictions):
             ValueError: as :meth:`predict`, or an observed site that is not a ``Likelihood``.
         """
         return self._predictor(_FUNCTION, key, self.options, args, kwargs, X_variance)
+
+    def predict_jointly(self, key: Array, *args: Any, num_features: int = 1024, **kwargs: Any) -> JointMixture:
+        """Joint moments of the function under the observed ``Likelihood`` at the rows of a call: a mixture over draws.
+
+        As :meth:`predict_function`, with the covariances between rows: variances are the same. Given each draw, the
+        layers below are whole functions, the same at every call with this key and differentiable in the inputs, and
+        the last layer is Gaussian: with v integrated out where the guide has a Gaussian q(v), otherwise given a draw
+        of v, from the guide or the chain. One layer with a Gaussian q(v) and fixed hyperparameters is one Gaussian, S
+        times. A function that is below itself is known given a draw, with covariances of zero. It can be called with
+        tracers, inside ``jax.jit``, ``jax.grad`` and ``jax.vmap``.
+
+        Args:
+            key: PRNG key.
+            *args: arguments of the model without observations.
+            num_features: random functions in each prior draw of a layer below, as for :meth:`functions`.
+            **kwargs: keyword arguments of the model.
+
+        Raises:
+            ValueError: as :meth:`predict_function`, exact processes and those of ``dgp.Neighbours``, several values of
+                one function under the ``Likelihood``, or a kernel below the last layer without random features.
+        """
+        require_count("num_features", num_features, "1024")
+        quantity = Quantity(quantities.jointly_of, settings=(num_features,), every=True)
+        together = dataclasses.replace(self.options, batch_size=None)
+        found: JointMixture = self._predictor(quantity, key, together, args, kwargs)
+        return found
+
+    def functions(self, key: Array, *, num_features: int = 1024) -> Callable[..., dict[str, Array]]:
+        """Draws of whole functions, consistent across inputs; 10 by default, or all if ``samples`` has fewer.
+
+        Args:
+            key: PRNG key; it fixes the draws.
+            num_features: random functions in each prior draw; the covariance is exact for any number of them, and the
+                distribution is Gaussian in the limit of many.
+
+        Returns:
+            A function of the model's arguments, giving ``{site: values (S, N, ...)}`` for every hidden layer and for
+            the function under the observed site. The same inputs give the same values in every call.
+
+        Raises:
+            ValueError: numbers that are not positive; by the function, a kernel without random features.
+        """
+        require_key(key)
+        require_count("num_features", num_features, "1024")
+        quantity = Quantity(quantities.functions_of, settings=(num_features,), num_samples=10)
+        return lambda *args, **kwargs: self._predictor(quantity, key, self.options, args, kwargs)
 
     def hidden(self, key: Array, *args: Any, **kwargs: Any) -> dict[str, Array]:
         """Draws of the values of every hidden layer, independent across inputs: ``{site: (S, N, P)}``.

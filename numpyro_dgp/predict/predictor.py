@@ -52,12 +52,12 @@ from numpyro_dgp.math.linalg import safe_sqrt
 from numpyro_dgp.math.quadrature import shifted_normals, sobol_points
 from numpyro_dgp.predict.draws import DrawnSite, IndependentDraws, over_draws
 from numpyro_dgp.predict.fitted import Fit, Options, Target, as_data, is_array, require_arguments
-from numpyro_dgp.predict.quantities import Quantity
 
 __all__ = [
     "ALL_COMPARED",
     "IndependentRows",
     "Predictor",
+    "Quantity",
     "RowLayout",
     "at_uncertain_inputs",
     "filled",
@@ -67,6 +67,36 @@ __all__ = [
 
 _FEW = 1, 5, 10, 20, 40, 70, 100
 _QUARTERS = 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40
+
+
+class Quantity(NamedTuple):
+    """What is predicted.
+
+    Args:
+        of_draw: a function of :mod:`~numpyro_dgp.predict.quantities`.
+        settings: its first arguments.
+        finish: from the quantities of all draws, along the first axis, to the result; ``None`` to leave them.
+        needs_site: whether it is of a single observed site.
+        observations: how many of the arguments come before those of the model.
+        leading: how many axes ``finish`` puts before those of one draw.
+        num_samples: the number of draws by default; fewer where ``samples`` has fewer.
+        every: that many also where all are the same.
+    """
+
+    of_draw: Callable[..., Any]
+    settings: tuple[Any, ...] = ()
+    finish: Callable[[Any], Any] | None = None
+    needs_site: bool = True
+    observations: int = 0
+    leading: int = 0
+    num_samples: int = 100
+    every: bool = False
+
+    def axes_of_rows(self, of_draw: Sequence[int | None]) -> tuple[int | None, ...]:
+        """The axis of rows of every result, given that of everything computed from one draw."""
+        leading = self.leading if self.finish else 1
+        axes = tuple(None if axis is None else axis + leading for axis in of_draw)
+        return axes[:1] if self.finish else axes
 
 
 class RowLayout(NamedTuple):

@@ -37,7 +37,7 @@ Source: Gardner et al. (2018) for the estimate; Stroud et al. (2017) for values 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -77,6 +77,11 @@ class FewGaps:
         inverse = CirculantMatrix(1 / (process.spectrum + noise_variance), process.blocks)
         between = _entries(inverse, pattern.missing, pattern.missing)
         return cls(process, noise_variance, jnp.linalg.cholesky(between), pattern)  # L L' = G_uu
+
+    @property
+    def num_columns(self) -> int:
+        """How many columns the matrices behind posterior variances have."""
+        return len(self.pattern.missing)
 
     @property
     def total(self) -> CirculantMatrix:
@@ -138,6 +143,11 @@ class FewValues:
         noise = jnp.diag(jnp.broadcast_to(noise_variance, (len(pattern.present),)))
         # L L' = C_oo + D
         return cls(process, jnp.linalg.cholesky(_entries(process, pattern.present, pattern.present) + noise), pattern)
+
+    @property
+    def num_columns(self) -> int:
+        """How many columns the matrices behind posterior variances have."""
+        return len(self.pattern.present)
 
     def log_determinant(self) -> Estimate:
         """log det of the covariance."""
@@ -316,6 +326,7 @@ class ManyGaps:
     log_blocks: Array
     row: Array
     solver: Solver = static()
+    num_columns: ClassVar[None] = None  # no matrices: systems are solved by conjugate gradients
 
     @classmethod
     def of(cls, process: CirculantMatrix, noise_variance: Array, pattern: Pattern, solver: Solver) -> ManyGaps:

@@ -213,7 +213,7 @@ class Grid(Ring):
 
 
 def _components(name: str, kernels: Kernels, grid: Grid) -> tuple[Component, ...]:
-    per_output = [components(k, len(grid.sizes)) for k in ((kernels,) if isinstance(kernels, Kernel) else kernels)]
+    per_output = [components(k, len(grid.sizes)) for k in (kernels if isinstance(kernels, tuple) else (kernels,))]
     if any(set(found) != set(per_output[0]) for found in per_output):
         raise expected(
             "kernels of all outputs to act on the same columns on a Grid",

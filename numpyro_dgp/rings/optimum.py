@@ -26,7 +26,7 @@ __all__ = ["optimal_gain", "optimal_mean"]
 
 def _checked(function: RingFunction, noise: ArrayLike) -> None:
     expect(
-        isinstance(function, RingFunction) and not isinstance(function.kernels, tuple),
+        isinstance(function, RingFunction) and not function.outputs_differ,
         "a function on a dgp.Grid with one kernel",
         type(function).__name__,
         "call it output by output",

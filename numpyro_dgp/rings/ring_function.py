@@ -15,7 +15,6 @@ from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.random_function import Moments
 from numpyro_dgp.functions.weights import Weights, matvec
-from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.per_output import Kernels
 from numpyro_dgp.means import Mean
 from numpyro_dgp.rings.circulant import CirculantMatrix, hartley, split
@@ -129,7 +128,7 @@ class RingFunction(InducedFunction):
 
         def window(part: Component) -> Window:
             near: Any = self.neighbours
-            features = part.features[:1] if isinstance(self.kernels, Kernel) else part.features
+            features = part.features if self.outputs_differ else part.features[:1]
             kernels = tuple(f.kernel for f in features)
             few = tuple(near[d] for d in part.dims)
             return Window.of(kernels, features[0].ring, few, part.columns(rows), self.nugget)
@@ -163,7 +162,7 @@ class RingFunction(InducedFunction):
     def _stack(self, values: Any) -> Array:
         """(P, ...) where outputs differ, without the first axis where they share a kernel."""
         found = list(values)
-        return found[0] if isinstance(self.kernels, Kernel) else jnp.stack(found)
+        return jnp.stack(found) if self.outputs_differ else found[0]
 
     def prior_variance(self, rows: Array) -> Array:
         # k(0) of all components

@@ -173,7 +173,7 @@ class RingNormal(DrawnFromWhite):
         covariance, embedded = self._covariance(), self._embed(residual)
         determinant = covariance.log_determinant()
         left: Any = jnp.zeros(())
-        if isinstance(covariance, ManyGaps | UnevenNoise):
+        if covariance.num_columns is None:
             x = covariance.solve(embedded, self.solver.tol, self.solver.maxiter)
             left = covariance.unsolved(embedded, x) / determinant.smallest  # |r|^2 / smallest eigenvalue >= r' A^-1 r
         else:
@@ -211,11 +211,10 @@ class RingNormal(DrawnFromWhite):
         if reach is not None:
             require_count("reach", reach, "some lengthscales in steps of the grid")
         embedded, covariance = self._embed(self._residual(value)), self._covariance()
-        if isinstance(covariance, ManyGaps | UnevenNoise):
+        if covariance.num_columns is None:
             return self.posterior_mean(value), self._local_variance(reach)
         mean = self.process.apply(covariance.weights(embedded, covariance.solve(embedded)))  # C_{.o} (C_oo + D)^-1 b
-        few = len(self.missing) if isinstance(covariance, FewGaps) else len(self.present)
-        exact = few * self.pattern.size <= _MOST_ENTRIES
+        exact = covariance.num_columns * self.pattern.size <= _MOST_ENTRIES
         return mean, covariance.variance() if exact else self._local_variance(reach)
 
     def posterior_mean(self, value: ArrayLike, *, tol: float | None = None, maxiter: int | None = None) -> Array:

@@ -90,16 +90,16 @@ class Ring:
             self.size,
             "more input columns need an additive kernel, k.on(0) + k.on(1) + ..., or dgp.Points",
         )
-        for name in ("low", "high"):
-            if not isinstance(getattr(self, name), int | float):
-                object.__setattr__(self, name, own_numbers(name, getattr(self, name)))
-            if np.shape(getattr(self, name)) not in ((), (len(sizes),)):
+        for name, given in (("low", self.low), ("high", self.high)):
+            end = given if isinstance(given, int | float) else own_numbers(name, given)
+            object.__setattr__(self, name, end)
+            if np.shape(end) not in ((), (len(sizes),)):
                 raise expected(
                     f"{name} to be a number or one per dimension, shape ({len(sizes)},)",
-                    f"shape {np.shape(getattr(self, name))}",
+                    f"shape {np.shape(end)}",
                     f"size = {self.size} has {len(sizes)} dimension(s)",
                 )
-            require_finite(name, getattr(self, name), "give finite ends of the ring")
+            require_finite(name, end, "give finite ends of the ring")
         if violated(lambda low, high: low < high, self.low, self.high):
             raise expected(
                 "low < high",

@@ -22,7 +22,7 @@ kept). A is the identity both where the process is below the noise and where it 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax.scipy.sparse.linalg import cg
@@ -92,6 +92,7 @@ class UnevenNoise:
     weighted: _Weighted
     log_noise: Array
     solver: Solver = static()
+    num_columns: ClassVar[None] = None  # no matrices: systems are solved by conjugate gradients
 
     @classmethod
     def of(cls, process: CirculantMatrix, noise_variance: Array, pattern: Pattern, solver: Solver) -> UnevenNoise:

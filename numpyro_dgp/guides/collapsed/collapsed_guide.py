@@ -20,8 +20,8 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import ALL_ROWS, WHOLE_DATA, require
 from numpyro_dgp.analysis.observations_apart import require_observations_apart
 from numpyro_dgp.analysis.program import inspect_program
-from numpyro_dgp.analysis.sites import Message, site_kind, unwrap
-from numpyro_dgp.functions.function_values import FunctionValues, follows
+from numpyro_dgp.analysis.sites import Message, is_row_by_row, site_kind, unwrap
+from numpyro_dgp.functions.function_values import follows
 from numpyro_dgp.functions.weights import Belief, StandardNormal
 from numpyro_dgp.guides.collapsed.following_layers import FollowedLayer, closed_form, followed_layers
 from numpyro_dgp.guides.collapsed.gaussian_uses import (
@@ -113,6 +113,7 @@ class Collapsed(Guide):
     """
 
     defaults = Rules(inducing=Prior(), hidden=Normal())
+    is_collapsed = True
     data: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     def __init__(
@@ -219,7 +220,7 @@ class Collapsed(Guide):
                     "which draws the values below"
                 ),
             )
-        gaussian = {n: g.loc for n, g in known.items() if isinstance(unwrap(guide_sites[n]["fn"]), FunctionValues)}
+        gaussian = {n: g.loc for n, g in known.items() if is_row_by_row(guide_sites[n]["fn"])}
         columns = input_columns(program, gaussian)
         uses = uses_of(sites, known)
         if self.hidden_density == "marginal":
@@ -256,7 +257,7 @@ class Collapsed(Guide):
             bound = bound + beta * total.bound().sum()
             done.append(name)
         for name, use in uses.items():
-            if name not in followed and name in known and isinstance(unwrap(guide_sites[name]["fn"]), FunctionValues):
+            if name not in followed and name in known and is_row_by_row(guide_sites[name]["fn"]):
                 # H[q(h_n)] = log(2 pi e Omega_n) / 2; E[log N(h; f, s^2)] is in the quadratic of v.
                 entropy = 0.5 * jnp.log(2 * jnp.pi * jnp.e * use.target_variance)
                 bound = bound + (use.weights * entropy).sum()
@@ -320,13 +321,13 @@ def _posteriors(guide_sites: dict[str, Message]) -> tuple[dict[str, Gaussian], d
             f"one for {name!r}",
             "theirs is the optimum; guides.MeanField() has rules for both",
         )
-        if kind == "hidden" and not (record.is_variational and isinstance(fn, FunctionValues | dist.Delta)):
+        if kind == "hidden" and not (record.is_variational and (is_row_by_row(fn) or isinstance(fn, dist.Delta))):
             raise expected(
                 f"a mean-field rule for hidden layer {name!r}, guides.Normal() or guides.Delta()",
                 "one that follows the model" if follows(fn) else type(fn).__name__,
                 "guides.InducingPoint() has hidden layers that do",
             )
-        if kind in ("hidden", "latent") and isinstance(fn, FunctionValues):
+        if kind in ("hidden", "latent") and is_row_by_row(fn):
             loc = jnp.broadcast_to(fn.loc, value.shape)
             known[name] = Gaussian(loc, jnp.broadcast_to(fn.variance, value.shape))
             value = loc

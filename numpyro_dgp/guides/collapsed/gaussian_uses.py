@@ -18,14 +18,13 @@ from numpyro.distributions import constraints, kl_divergence
 
 from numpyro_dgp._checks import expect, expect_kind, expected
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.analysis.sites import Message, masks_around, site_kind, unwrap
+from numpyro_dgp.analysis.sites import Message, is_likelihood, is_row_by_row, masks_around, site_kind, unwrap
 from numpyro_dgp.bounds.collapsed import Observations, Quadratic, from_features, from_rows, with_features
-from numpyro_dgp.functions.function_values import FunctionValues, MixedValues
+from numpyro_dgp.functions.function_values import MixedValues
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.weights import Belief, FullBelief, InducingPrior
 from numpyro_dgp.jaxprs.walk import walk
 from numpyro_dgp.kernels.expectations import Integrate
-from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.math.gaussians import kl_full, log_density, log_determinant
 from numpyro_dgp.math.linalg import jitter, matmul, solve_lower, times_transpose
 from numpyro_dgp.math.quadratic_forms import quadratic_forms
@@ -323,19 +322,26 @@ def uses_of(sites: dict[str, Message], known: dict[str, Gaussian]) -> dict[str, 
     """
     found = {}
     for name, site in sites.items():
-        fn = unwrap(site["fn"]) if site["type"] == "sample" else None
-        if isinstance(fn, Likelihood):
+        if site["type"] != "sample":
+            continue
+        fn = unwrap(site["fn"])
+        if is_likelihood(fn):
             found[name] = _of_likelihood(name, fn, site)
-        elif (fn is not None and site_kind(site) == "hidden") or isinstance(fn, FunctionValues):
+        elif site_kind(site) == "hidden" or is_row_by_row(fn):
             found[name] = _of_hidden(name, fn, site, known)
     for name, use in found.items():
         expect(
-            isinstance(use.function, InducedFunction) and use.function.dense,
+            is_dense(use.function),
             f"the layer at {name!r} to be on dgp.Points or a dgp.Basis",
             type(use.function).__name__,
             "on a dgp.Grid use guides.InducingPoint(); dgp.rings.optimal_mean has the optimal means",
         )
     return found
+
+
+def is_dense(function: Any) -> bool:
+    """Whether closed forms may build matrices (M, M) for a random function: it is on ``dgp.Points`` or alike."""
+    return isinstance(function, InducedFunction) and function.dense
 
 
 def with_open_variance(
@@ -352,7 +358,7 @@ def with_open_variance(
     found = dict(uses)
     for name, use in uses.items():
         fn: Any = unwrap(sites[name]["fn"])
-        if isinstance(fn, Likelihood) or any(column is not None for column in columns[name]):
+        if is_likelihood(fn) or any(column is not None for column in columns[name]):
             continue
         variance = _rows(fn.conditional_variance, fn.loc.shape, fn.event_dim)  # c_n
         alike = use.noise.shape[-1] == 1 and not use.function.outputs_differ
@@ -361,7 +367,7 @@ def with_open_variance(
     return found
 
 
-def _of_likelihood(name: str, fn: Likelihood, site: Message) -> Use:
+def _of_likelihood(name: str, fn: Any, site: Message) -> Use:
     expect(
         not isinstance(fn.f_x, MixedValues),
         f"independent functions under the likelihood at {name!r}",
@@ -386,11 +392,11 @@ def _of_likelihood(name: str, fn: Likelihood, site: Message) -> Use:
     return _under_noise(fn, site, _process_noise(fn), open=True)
 
 
-def _process_noise(fn: Likelihood) -> ArrayLike:
+def _process_noise(fn: Any) -> ArrayLike:
     return 0.0 if fn.f_x.noise is None else jnp.square(fn.f_x.noise)
 
 
-def use_of_likelihood(fn: Likelihood, site: Message) -> Use:
+def use_of_likelihood(fn: Any, site: Message) -> Use:
     r"""A likelihood ``Normal(slope * v + offset, scale)`` at its observations, given the inducing values.
 
     The variance of f given v, process noise included, is a variance of the targets where the likelihood takes the
@@ -404,7 +410,7 @@ def use_of_likelihood(fn: Likelihood, site: Message) -> Use:
     return dataclasses.replace(use, noise=noise, target_variance=jnp.zeros_like(use.target))
 
 
-def _under_noise(fn: Likelihood, site: Message, variance: ArrayLike, open: bool) -> Use:
+def _under_noise(fn: Any, site: Message, variance: ArrayLike, open: bool) -> Use:
     """A likelihood ``Normal(slope * f + offset, scale)``, with a part of the variance of f."""
     values, form = fn.f_x, fn.normal_form()
     assert form is not None
@@ -448,10 +454,10 @@ def optimal_belief(total: Quadratic, scalar: bool) -> FullBelief | SharedBelief:
 
 
 def _of_hidden(name: str, fn: Any, site: Message, known: dict[str, Gaussian]) -> Use:
-    if not isinstance(fn, FunctionValues) or fn.noise is None:
+    if not is_row_by_row(fn) or fn.noise is None:
         raise expected(
             f"process noise at hidden layer {name!r}, f(x, noise=s), and values drawn row by row",
-            "no noise" if isinstance(fn, FunctionValues) else "f.joint(x)",
+            "no noise" if is_row_by_row(fn) else "f.joint(x)",
             (
                 "without noise its mean-field bound is that of a nearly singular Gaussian; write the noise, "
                 "or use guides.InducingPoint()"
@@ -471,7 +477,7 @@ def _rows(value: Array, shape: tuple[int, ...], event_dim: int) -> Array:
     return jnp.broadcast_to(value, shape).reshape(-1, P)
 
 
-def _entry_weights(fn: Likelihood, site: Message) -> Array:
+def _entry_weights(fn: Any, site: Message) -> Array:
     """How much each entry counts (N, P), or (N, 1) and (1, 1): masks and scales of the program, missing entries."""
     weights = _weights(site)
     if fn.observed is None:

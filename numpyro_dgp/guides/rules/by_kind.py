@@ -27,7 +27,7 @@ class Rules(NamedTuple):
         hidden: for values of hidden layers.
         latent: for other sites inside plates.
         exact: for values of exact processes.
-        other: for every other site, or a NumPyro autoguide class.
+        other: for every other site, or a NumPyro autoguide class; ``None`` where another guide draws these.
 
     Example:
         >>> from numpyro_dgp import guides
@@ -43,7 +43,7 @@ class Rules(NamedTuple):
     hidden: Rule = Propagate()
     latent: Rule = Normal()
     exact: Rule = Full()
-    other: Other = Delta()
+    other: Any = Delta()
 
     def __repr__(self) -> str:
         return brief(self)

@@ -24,6 +24,7 @@ from numpyro.distributions.transforms import ParameterFreeTransform
 from numpyro_dgp._fields import scale
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
+from numpyro_dgp.analysis.sites import is_function_values
 from numpyro_dgp.functions.joint_values import JointValues, WhitenedValues
 from numpyro_dgp.functions.neighbours import NeighbourValues, WhitenedNeighbours
 from numpyro_dgp.functions.weights import DiagonalBelief, FullBelief, InducingPrior
@@ -169,11 +170,12 @@ class Full(Rule):
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
         require_site((InducingPrior, JointValues), self, site, "inducing values or the values of an exact process")
-        if isinstance(site.fn, JointValues):
-            rows = site.fn.loc.mT if site.fn.event_dim == 2 else site.fn.loc[None]
+        if is_function_values(site.fn):
+            fn: Any = site.fn
+            rows = fn.loc.mT if fn.event_dim == 2 else fn.loc[None]
             shift, root = self._parameters(site, rows.shape, rows.dtype)
             require_rows(self, site, shift.shape, rows.shape)
-            return WhitenedValues(site.fn, shift, root)
+            return WhitenedValues(fn, shift, root)
         if isinstance(site.fn, RingPrior):
             require_room("its covariance", *2 * site.fn.event_shape[-1:])
         return FullBelief(*self._parameters(site, site.fn.event_shape, site.fn.dtype))
@@ -217,7 +219,7 @@ class Diagonal(Rule):
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
         require_site((InducingPrior, NeighbourValues), self, site, "inducing values or those of dgp.Neighbours")
-        if isinstance(site.fn, NeighbourValues):
+        if is_function_values(site.fn):
             return whitened_neighbours(self, site, self.scale, joined=False)
         shape, dtype = site.fn.event_shape, site.fn.dtype
         loc = site.param("loc", lambda: jnp.zeros(shape, dtype))

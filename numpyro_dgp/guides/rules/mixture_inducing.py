@@ -98,8 +98,7 @@ class MixtureOfGaussians(Rule):
         total = self.components * (1 + self.reflected)
 
         def component(k: int) -> Belief:
-            settings = {field.name: getattr(site, field.name) for field in dataclasses.fields(SiteContext)}
-            settings["prefix"] = f"{site.prefix}_{k}"
+            settings = {**vars(site), "prefix": f"{site.prefix}_{k}"}
 
             def moved(loc: Array) -> Array:
                 if total == 1:

@@ -7,7 +7,7 @@ import dataclasses
 import numpyro.distributions as dist
 
 from numpyro_dgp._repr import brief
-from numpyro_dgp.functions.function_values import Values
+from numpyro_dgp.analysis.sites import is_function_values
 from numpyro_dgp.guides.rules.rule import Rule, SiteContext
 
 __all__ = ["Prior", "Propagate"]
@@ -30,7 +30,7 @@ class Propagate(Rule):
     __repr__ = brief
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
-        return site.fn.propagated() if isinstance(site.fn, Values) else site.fn
+        return site.fn.propagated() if is_function_values(site.fn) else site.fn  # type: ignore[attr-defined]
 
 
 @dataclasses.dataclass(frozen=True)
