@@ -13,8 +13,7 @@ from sizes import mostly_long
 
 import numpyro_dgp as dgp
 from numpyro_dgp import design
-from numpyro_dgp.design.improvement import log_expected_excess
-from numpyro_dgp.design.knowledge_gradient import expected_gain
+from numpyro_dgp.design.improvement import expected_gain, log_expected_excess
 
 KEY = jax.random.key(3)
 RUNS = np.array([[0.0, 0.1], [0.9, 0.3], [0.4, 0.8], [0.5, 0.2]])
