@@ -1,7 +1,7 @@
 """Surrogates of simulators: where to look next, designs, and what the function depends on (``dgp.design``)."""
 
 from numpyro_dgp._repr import public_dir
-from numpyro_dgp.design.active_learning import ALC, ALM, IMSE, MICE, VIGF, ContourEntropy
+from numpyro_dgp.design.active_learning import ALC, ALM, MICE, VIGF, ContourEntropy
 from numpyro_dgp.design.designs import additions, latin_hypercube, maximin, sobol
 from numpyro_dgp.design.emulator_family import emulator_family
 from numpyro_dgp.design.improvement import (
@@ -25,7 +25,6 @@ __all__ = [
     "ContourEntropy",
     "ExpectedImprovement",
     "Fitted",
-    "IMSE",
     "Integrals",
     "KnowledgeGradient",
     "LogExpectedImprovement",

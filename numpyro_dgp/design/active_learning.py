@@ -31,7 +31,7 @@ from numpyro_dgp.design.posterior_acquisition import (
 )
 from numpyro_dgp.math.linalg import matmul, solve_lower
 
-__all__ = ["ALC", "ALM", "IMSE", "MICE", "VIGF", "ContourEntropy"]
+__all__ = ["ALC", "ALM", "MICE", "VIGF", "ContourEntropy"]
 
 
 class ALM(PosteriorAcquisition):
@@ -68,36 +68,13 @@ class ALM(PosteriorAcquisition):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _AtReference(PosteriorAcquisition):
-    """Variances at reference points, before and after observations.
-
-    Args:
-        reference: points (R, D).
-        noise: of an observation.
-    """
-
-    reference: Any = checked(rows_of)
-    noise: ArrayLike = spread()
-
-    __repr__ = brief
-
-    def variances(self, x: ArrayLike, args: Any, kwargs: Any) -> tuple[Array, Array]:
-        """Variances at the reference points (R,), and what observations at x take away of them."""
-        found = self.jointly(x, self.reference, args, kwargs)
-        C = found.covariance
-        q = len(C) - len(self.reference)
-        noise = jnp.square(jnp.asarray(self.noise, C.dtype)) * jnp.eye(q, dtype=C.dtype)
-        L = lower_factors(C[:q, :q] + noise, found.mean[:q])  # L L' = c(x, x) + sigma^2 I
-        # c(r, r), and c(r, x) (L L')^-1 c(x, r) = |L^-1 c(x, r)|^2
-        return jnp.diagonal(C)[q:], jnp.square(solve_lower(L, C[:q, q:])).sum(0)
-
-
-class ALC(_AtReference):
+class ALC(PosteriorAcquisition):
     r"""How much an observation lowers the variance at reference points, on average: active learning after Cohn.
 
     .. math:: \mathrm{ALC}(x) = \tfrac1R \sum_r c(r, x)\, \bigl(c(x, x) + \sigma^2 I\bigr)^{-1} c(x, r)
 
-    for one point or a batch, c being the covariance of the posterior.
+    for one point or a batch, c being the covariance of the posterior. It is what an observation takes away of the mean
+    squared error at the reference points, so that its optimum is that of IMSE, the error that is left.
 
     Args:
         posterior: a ``Posterior``, or anything with its method ``predict_jointly``. Of its S draws,
@@ -119,48 +96,22 @@ class ALC(_AtReference):
         >>> print(alc(jnp.array([[8.5]])).round(2), alc(jnp.array([[4.0]])).round(2))
         0.78 0.0
 
-    Source: Cohn (1994); Seo et al. (2000), section 4, for Gaussian processes.
+    Source: Cohn (1994); Seo et al. (2000), section 4, for Gaussian processes; Sacks et al. (1989), section 3, for IMSE.
     """
+
+    reference: Any = checked(rows_of)
+    noise: ArrayLike = spread()
+
+    __repr__ = brief
 
     def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
         """The value at points x (q, D); further arguments are those of the program."""
-        return self.variances(x, args, kwargs)[1].mean()
-
-
-class IMSE(_AtReference):
-    r"""Minus the mean squared error that is left at reference points after an observation: it is to be made large.
-
-    .. math:: -\mathrm{IMSE}(x) = -\tfrac1R \sum_r \Bigl[ c(r, r) -
-              c(r, x)\, \bigl(c(x, x) + \sigma^2 I\bigr)^{-1} c(x, r) \Bigr]
-
-    The sum stands for the integral over the input space. It is :class:`ALC` less the error now, so that both have the
-    same optimum; this one says what error is left.
-
-    Args:
-        posterior: a ``Posterior``, or anything with its method ``predict_jointly``.
-        key: PRNG key; it fixes the draws of the posterior.
-        reference: points (R, D), as for :class:`ALC`.
-        noise: :math:`\sigma`, the standard deviation of the noise of an observation; 0.0 for a code without noise.
-        output: which column of a function of several outputs.
-
-    Raises:
-        ValueError: as :class:`ALC`.
-
-    Example:
-        >>> import jax, jax.numpy as jnp, numpyro_dgp as dgp
-        >>> model, _, _ = dgp.testing.toy()
-        >>> posterior = dgp.Posterior(model, samples={"f": jnp.zeros((1, 5))})
-        >>> imse = dgp.design.IMSE(posterior, jax.random.key(0), jnp.array([[8.0], [9.0]]))
-        >>> print(imse(jnp.array([[8.5]])).round(2), imse(jnp.array([[4.0]])).round(2))
-        -0.22 -1.0
-
-    Source: Sacks et al. (1989), section 3.
-    """
-
-    def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
-        """The value at points x (q, D); further arguments are those of the program."""
-        now, less = self.variances(x, args, kwargs)
-        return (less - now).mean()
+        found = self.jointly(x, self.reference, args, kwargs)
+        C = found.covariance
+        q = len(C) - len(self.reference)
+        noise = jnp.square(jnp.asarray(self.noise, C.dtype)) * jnp.eye(q, dtype=C.dtype)
+        L = lower_factors(C[:q, :q] + noise, found.mean[:q])  # L L' = c(x, x) + sigma^2 I
+        return jnp.square(solve_lower(L, C[:q, q:])).sum(0).mean()  # |L^-1 c(x, r)|^2, averaged over r
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
