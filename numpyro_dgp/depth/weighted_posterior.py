@@ -221,6 +221,11 @@ class WeightedPosterior:
     held_out: Mapping[Depth, float] = dataclasses.field(default_factory=dict)
     options: Options = dataclasses.field(default_factory=Options)
 
+    @property
+    def programs(self) -> list[Posterior]:
+        """The fitted programs that have a weight."""
+        return [part.posterior for depth, part in self.parts.items() if self.weights[depth] > 0]
+
     def using(
         self, *, num_samples: int | None = None, batch_size: int | None = None, progress_bar: bool | None = None
     ) -> WeightedPosterior:
@@ -249,7 +254,7 @@ class WeightedPosterior:
             *args: arguments of the model without observations.
             **kwargs: ``X_variance``, and keyword arguments of the model.
         """
-        return self._mixture("predict", key, args, kwargs)
+        return self._mixture(key, lambda part, k: part.predict(k, *args, **kwargs))
 
     def predict_function(self, key: Array, *args: Any, **kwargs: Any) -> Mixture:
         """Moments of the function under the observed site, as ``dgp.Posterior.predict_function``.
@@ -259,7 +264,7 @@ class WeightedPosterior:
             *args: arguments of the model without observations.
             **kwargs: ``X_variance``, and keyword arguments of the model.
         """
-        return self._mixture("predict_function", key, args, kwargs)
+        return self._mixture(key, lambda part, k: part.predict_function(k, *args, **kwargs))
 
     def predict_jointly(self, key: Array, *args: Any, **kwargs: Any) -> JointMixture:
         """Joint moments of the function at the rows of a call, as ``dgp.Posterior.predict_jointly``: what the
@@ -270,7 +275,7 @@ class WeightedPosterior:
             *args: arguments of the model without observations.
             **kwargs: ``num_features``, and keyword arguments of the model.
         """
-        return self._mixture("predict_jointly", key, args, kwargs)
+        return self._mixture(key, lambda part, k: part.predict_jointly(k, *args, **kwargs))
 
     def sample(self, key: Array, *args: Any, **kwargs: Any) -> Array:
         """Draws of y at new inputs (S, N, ...), as ``dgp.Posterior.sample``; in no order.
@@ -291,7 +296,7 @@ class WeightedPosterior:
             *args: arguments of the model without observations.
             **kwargs: ``X_variance``, and keyword arguments of the model.
         """
-        found, weights = self._of_each(key, "log_density", y, *args, **kwargs)
+        found, weights = self._of_each(key, lambda part, k: part.log_density(k, y, *args, **kwargs))
         return logsumexp(found, axis=0, b=weights)
 
     def probs(self, key: Array, *args: Any, **kwargs: Any) -> Array:
@@ -305,7 +310,7 @@ class WeightedPosterior:
         Raises:
             ValueError: a key that is none, or as ``dgp.Posterior.probs``.
         """
-        found, weights = self._of_each(key, "probs", *args, **kwargs)
+        found, weights = self._of_each(key, lambda part, k: part.probs(k, *args, **kwargs))
         return (weights * found).sum(0)
 
     def quantile(
@@ -361,21 +366,18 @@ class WeightedPosterior:
             lines.append(f"{depth!s:>6}   {evidence:>20}   {held:>20}   {self.weights[depth]:6.3f}")
         return "\n".join(lines)
 
-    def _mixture(self, method: str, key: Array, args: Any, kwargs: Any) -> Any:
-        found = [getattr(part, method)(k, *args, **kwargs) for part, k in self._shares(key)]
+    def _mixture(self, key: Array, predict: Callable[[Posterior, Array], Any]) -> Any:
+        found = [predict(part, k) for part, k in self._shares(key)]
         kind = MomentsOnly if any(isinstance(m, MomentsOnly) for m in found) else type(found[0])
         return kind(*(jnp.concatenate(arrays) for arrays in zip(*found, strict=True)))
 
-    def _of_each(self, key: Array, method: str, *args: Any, **kwargs: Any) -> tuple[Array, Array]:
-        """What a method of every posterior with a weight gives (K, ...), and the weights, to be multiplied with it."""
+    def _of_each(self, key: Array, predict: Callable[[Posterior, Array], Array]) -> tuple[Array, Array]:
+        """What every posterior with a weight predicts (K, ...), and the weights, to be multiplied with it."""
         require_key(key)
         depths = [d for d, w in self.weights.items() if w > 0]
         keys = jax.random.split(key, len(self.parts))
-        each = [
-            getattr(self._posterior(d, self.options.num_samples), method)(k, *args, **kwargs)
-            for k, d in zip(keys, depths, strict=False)
-        ]
-        found = jnp.stack(each)
+        parts = [self._posterior(d, self.options.num_samples) for d in depths]
+        found = jnp.stack([predict(part, k) for part, k in zip(parts, keys, strict=False)])
         weights = jnp.asarray([self.weights[d] for d in depths], found.dtype)
         return found, weights.reshape(-1, *[1] * (found.ndim - 1))
 
@@ -384,7 +386,7 @@ class WeightedPosterior:
         require_key(key)
         num_samples = self.options.num_samples or default
         if num_samples is None:
-            given = [part.posterior.samples for depth, part in self.parts.items() if self.weights[depth] > 0]
+            given = [program.samples for program in self.programs]
             draws = (len(next(iter(values.values()))) for values in given if values)
             num_samples = min(draws, default=1 if len(given) == 1 else _DRAWS)
         weights = np.array([self.weights[depth] for depth in self.parts])

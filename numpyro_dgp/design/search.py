@@ -310,7 +310,7 @@ class Search(Checked):
         initial = self.initial
         facts = self.box.facts() | {
             "initial": array_digest(initial) if isinstance(initial, np.ndarray) else initial,
-            **{name: getattr(self, name) for name in _SETTINGS},
+            **{name: vars(self)[name] for name in _SETTINGS},
         }
         whole = digest(self._surrogate.operations())
         programs: dict[str, str | list[str]] = {

@@ -357,8 +357,8 @@ class ClassCalibration(NamedTuple):
         """One row per bin."""
         import pandas
 
-        names = ["probability", "share", "error", "num_data"]
-        return pandas.DataFrame({name: getattr(self, name) for name in names})
+        columns = {"probability": self.probability, "share": self.share, "error": self.error, "num_data": self.num_data}
+        return pandas.DataFrame(columns)
 
 
 def class_calibration(probs: ArrayLike, y: ArrayLike, *, bins: int = 10, label: int | None = None) -> ClassCalibration:

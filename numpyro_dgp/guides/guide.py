@@ -40,7 +40,7 @@ from numpyro_dgp.guides.rules.rule import Rule
 from numpyro_dgp.guides.rules.strata import Stratified
 from numpyro_dgp.guides.run import marginal, resample, run, shared_by_weights
 
-__all__ = ["INIT", "Guide", "require_drawing"]
+__all__ = ["INIT", "Guide", "on_data", "require_drawing"]
 
 INIT: Callable[..., Any] = partial(init_to_median, num_samples=1000)
 """Where sites that are not function values start."""
@@ -305,6 +305,11 @@ def _quantiles(fn: dist.Distribution, quantiles: Any) -> Array:
     for transform in getattr(fn, "transforms", []):
         values = jax.vmap(transform)(values)
     return values
+
+
+def on_data(guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """A guide with the data of its fit, :meth:`Guide.on`; a guide of another package as it is."""
+    return guide.on(*args, **kwargs) if isinstance(guide, Guide) else guide
 
 
 def require_drawing(guide: Any, hint: str) -> None:

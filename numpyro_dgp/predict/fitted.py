@@ -45,7 +45,7 @@ from numpyro_dgp.analysis.checks import parameters_from, require
 from numpyro_dgp.analysis.program import inspect_program, structure
 from numpyro_dgp.analysis.sites import Message, Trace, unwrap
 from numpyro_dgp.functions.function_values import ProcessValues
-from numpyro_dgp.guides.guide import Guide, require_drawing
+from numpyro_dgp.guides.guide import Guide, on_data, require_drawing
 from numpyro_dgp.guides.run import marginal, traces
 from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.predict.draws import (
@@ -187,6 +187,11 @@ class Fit:
         object.__setattr__(self, "params", own(self.params))
         object.__setattr__(self, "samples", own(self.samples))
 
+    @property
+    def programs(self) -> list[Self]:
+        """The fitted programs: this one; a mixture, as of ``dgp.fit_best``, has several."""
+        return [self]
+
     def on(self, *args: Any, **kwargs: Any) -> Self:
         """The same fit together with its data, ``posterior.on(X, y)``, from which exact processes are predicted.
 
@@ -227,7 +232,7 @@ class Fit:
                 f"none of {', '.join(map(repr, call.predicted))}",
                 "posterior.on(X, y)",
             )
-        guide = self.guide.on(*args, **kwargs) if isinstance(self.guide, Guide) else self.guide
+        guide = on_data(self.guide, args, kwargs)
         exact = jax.eval_shape(lambda: found._known(jax.random.key(0), {})[0])
         if exact:
             require_finite_leaves("data of Posterior.on", jax.tree.leaves(data))
