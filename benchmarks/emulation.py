@@ -33,8 +33,7 @@ from scipy.stats import qmc
 from simulators import SIMULATORS
 
 import numpyro_dgp as dgp
-from numpyro_dgp.depth.depth_weights import Depth, arguments_of
-from numpyro_dgp.depth.weighted_posterior import weighed_by_evidence
+from numpyro_dgp.depth.weighted_posterior import Depth, arguments_of, weighed_by_evidence
 from numpyro_dgp.optim import NaturalGradient, log_linear
 
 jax.config.update("jax_enable_x64", True)

@@ -22,8 +22,8 @@ from emulation import KEY, NUM_DRAWS, NUM_RUNS, Design, crps, exact_gp, family, 
 from simulators import SIMULATORS
 
 import numpyro_dgp as dgp
-from numpyro_dgp.depth.depth_weights import evidence_weights, stacking_weights
 from numpyro_dgp.depth.fit_best import left_out, with_further_runs
+from numpyro_dgp.depth.weighted_posterior import evidence_weights, stacking_weights
 
 CODES = "forrester step grlee booth branin franke sine ridge jump shubert hartmann3 ishigami detpep".split()
 GAINS = (None, 0.0, 0.5, 1.0, 2.0)

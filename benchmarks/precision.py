@@ -52,7 +52,7 @@ class Case(NamedTuple):
     depths: tuple[int, ...] = (1, 2, 3)
 
 
-def hidden(rule: G.Rule) -> Case:
+def hidden(rule: dgp.extend.Rule) -> Case:
     """``rule`` for every hidden layer, a full Gaussian for every q(v)."""
     return Case(lambda m: G.MeanField(m, inducing=G.Full(), hidden=rule), "noise", depths=(2, 3))
 

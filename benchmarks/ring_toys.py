@@ -118,7 +118,7 @@ def optima(toy: Toy) -> dict[str, RingBelief]:
     found = scipy.optimize.minimize(lambda x: [np.asarray(a) for a in objective(x)], start, jac=True,
                                     method="L-BFGS-B", options={"maxiter": 500, "maxfun": 1000})  # fmt: skip
     return {
-        "SiteDiagonal": RingBelief(
+        "independent values": RingBelief(
             prior, zero, outer=jnp.asarray(np.diagonal(H @ scaled @ H) ** -0.5), powers=(0.5, 0)
         ),
         "ScaledPrior": RingBelief(prior, zero, outer=jnp.asarray(w)),

@@ -22,6 +22,7 @@ from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, SiteContext,
 from numpyro_dgp.guides.rules.structured import ConditionalValues
 from numpyro_dgp.inference.streams import BatchSource
 from numpyro_dgp.jaxprs.dependence import Dependence
+from numpyro_dgp.kernels.sphere import ZonalKernel
 from numpyro_dgp.kernels.state_space_forms import StateSpaceForm
 from numpyro_dgp.kernels.terms import Term
 from numpyro_dgp.likelihoods.closed_forms import ClosedForms, Form, with_slope
@@ -53,6 +54,7 @@ __all__ = [
     "StateSpaceForm",
     "Term",
     "Weights",
+    "ZonalKernel",
     "initial_scale",
     "inverse_cholesky",
     "open_variance",

@@ -1,10 +1,10 @@
-"""``numpyro_dgp.depth.depth_weights``: how programs of a family are named."""
+"""``numpyro_dgp.depth.weighted_posterior``: how programs of a family are named."""
 
 import jax
 import numpy as np
 import pytest
 
-from numpyro_dgp.depth.depth_weights import arguments_of, as_depths, key_of
+from numpyro_dgp.depth.weighted_posterior import arguments_of, as_depths, key_of
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from sizes import mostly_long, tune
 import numpyro_dgp as dgp
 from numpyro_dgp import kernels as k
 from numpyro_dgp._typing import Number, pytree
+from numpyro_dgp.extend import Term
 from numpyro_dgp.kernels import expectations as E
 from numpyro_dgp.kernels.expectations import terms
 
@@ -46,7 +47,7 @@ class Bumps(k.Kernel):
 
     def tilts(self, dims):
         precision = jnp.zeros(dims) + 1 / jnp.square(self.lengthscale)
-        return k.Term(jnp.zeros(()), precision), k.Term(jnp.zeros(()), 2 * precision)
+        return Term(jnp.zeros(()), precision), Term(jnp.zeros(()), 2 * precision)
 
 
 @pytree

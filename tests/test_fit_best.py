@@ -16,10 +16,9 @@ from small_designs import X, densities, family, log_evidence, without_plate
 
 import numpyro_dgp as dgp
 from numpyro_dgp.analysis.program import inspect_program
-from numpyro_dgp.depth.depth_weights import evidence_weights, stacking_weights
 from numpyro_dgp.depth.fit_best import left_out
 from numpyro_dgp.depth.integrated_fit import Density, IntegratedFit, fit_integrated, highest_end
-from numpyro_dgp.depth.weighted_posterior import WeightedPosterior
+from numpyro_dgp.depth.weighted_posterior import WeightedPosterior, evidence_weights, stacking_weights
 
 KEY = jax.random.key(0)
 STEP = jnp.where(X[:, 0] < 0.47, -1.0, 1.0)

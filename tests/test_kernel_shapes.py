@@ -9,6 +9,7 @@ import pytest
 from sizes import mostly_long
 
 from numpyro_dgp import kernels as K
+from numpyro_dgp.extend import ZonalKernel
 from numpyro_dgp.kernels.expectations import psi1
 
 X = jnp.array([[0.3, 1.0], [1.0, -0.4], [0.1, 0.7]])
@@ -54,8 +55,8 @@ WAYS = {
     "terms": lambda k, x: k.tilts(x.shape[-1])[0].log_scale,
     "psi1": lambda k, x: psi1(k, x, jnp.ones_like(x), x),
     "spectral density": lambda k, x: k.spectral_density(x),
-    "directions": lambda k, x: k.directions(x) if isinstance(k, K.ZonalKernel) else None,
-    "factor": lambda k, x: k.factor(x) if isinstance(k, K.ZonalKernel) else None,
+    "directions": lambda k, x: k.directions(x) if isinstance(k, ZonalKernel) else None,
+    "factor": lambda k, x: k.factor(x) if isinstance(k, ZonalKernel) else None,
 }
 
 

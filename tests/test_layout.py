@@ -14,7 +14,7 @@ ROOT = Path(numpyro_dgp.__file__).parent
 DESIGN = ROOT.parent / "docs" / "design.md"
 
 # Files that every place may import.
-SHARED = ["_typing", "_repr", "_checks", "_data", "_fields", "_compiled", "_deprecations"]
+SHARED = ["_typing", "_repr", "_checks", "_data", "_fields", "_compiled"]
 # A place, which is a folder or a file beside them, imports those of the floors below and those to its left;
 # docs/design.md shows the same table.
 FLOORS = {

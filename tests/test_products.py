@@ -94,7 +94,7 @@ def test_products_of_a_step_and_a_prediction(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("rule", mostly_long(["Circulant"], ["Full", "Circulant", "ScaledCirculant", "SiteDiagonal"]))
+@pytest.mark.parametrize("rule", mostly_long(["Circulant"], ["Full", "Circulant", "ScaledCirculant", "WhitenedSites"]))
 def test_products_of_a_ring(rule):
     def model(X, y=None):
         f = dgp.gp("f", dgp.kernels.RBF(1.2, 0.7), dgp.Grid(-6.0, 6.0, 24))

@@ -251,7 +251,7 @@ def bayesian(X, y=None):
         numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.2)), obs=y)
 
 
-RULES = [G.Circulant(), G.ScaledPrior(), G.ScaledCirculant(), G.ScaledProduct(), G.WhitenedSites(), G.SiteDiagonal()]
+RULES = [G.Circulant(), G.ScaledPrior(), G.ScaledCirculant(), G.ScaledProduct(), G.WhitenedSites()]
 EVERY = mostly_long([RULES[0], RULES[3]], [G.Full(), G.Diagonal(), *RULES])
 
 

@@ -18,7 +18,7 @@ from programs import Y, Z, bound, deep, random_params, shallow
 
 import numpyro_dgp as dgp
 from numpyro_dgp.design import Box, Record, Search, loop
-from numpyro_dgp.design.padded_rows import filled_rows, plates_of_rows, with_known_rows
+from numpyro_dgp.design.surrogate import filled_rows, plates_of_rows, with_known_rows
 
 LINE = [[-2.0, 2.0]]
 QUICK = {"num_steps": 20, "refit_steps": 10, "num_candidates": 32, "num_starts": 2, "initial": 4}

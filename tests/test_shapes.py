@@ -17,6 +17,7 @@ from jaxtyping import Array, Float32, Float64, TypeCheckError, jaxtyped
 import numpyro_dgp as dgp
 from numpyro_dgp import bounds as B
 from numpyro_dgp import kernels as k
+from numpyro_dgp.bounds import markov_layers
 from numpyro_dgp.functions.function_values import FunctionValues
 from numpyro_dgp.functions.joint_values import JointValues
 from numpyro_dgp.functions.points import SparseFunction
@@ -95,9 +96,12 @@ def markov(Z, loc, scale_tril, weights, shift, scale, Z2, transition, loc2, scal
 
 
 def coupled(Z, whiten, loc, variance, mean, covariance, with_inputs, t, t_with_inputs, t_with_values):
-    v, target = B.Coupled(mean, covariance, with_inputs), B.Target(t, t_with_inputs, t_with_values)
+    v, target = (
+        markov_layers.Coupled(mean, covariance, with_inputs),
+        markov_layers.Target(t, t_with_inputs, t_with_values),
+    )
     where = RBF, Z, whiten, loc, variance, v
-    return B.expected_product(*where, target), B.expected_square(*where)
+    return markov_layers.expected_product(*where, target), markov_layers.expected_square(*where)
 
 
 def step(pair_m, pair_L, by_m, by_L, size):

@@ -99,7 +99,7 @@ SHOWN = [
     (K.RBF(1.0, np.ones(3)) + K.Matern52(lengthscale=jnp.array(0.5)) * 2.0,
      "Sum(left=RBF(lengthscale=[1, 1, 1]), right=Product(left=Matern52(lengthscale=0.5), "
      "right=Constant(variance=2.0)))"),
-    (K.FromCallable(lambda a, b: a @ b.T), "FromCallable(function=<lambda>)"),
+    (K.as_kernel(lambda a, b: a @ b.T), "FromCallable(function=<lambda>)"),
     (dgp.means.LinearMean(np.eye(2), np.zeros(2)), "LinearMean(W=[[1, 0], [0, 1]], b=[0, 0])"),
     (dgp.Points(jnp.zeros((4, 1))), "Points(Z=[[0], [0], [0], [0]])"),
     (dgp.Points(jnp.zeros((9, 1))), "Points(Z=float64[9,1])"),

@@ -181,9 +181,7 @@ def test_a_fit_that_ends_far_above_its_lowest_loss_says_so():
     from numpyro_dgp.inference.fit_loop import _warn_of_overshoot
 
     losses = np.array([2.5e13, 2.2e3, 2.1e3, *[4.6e29] * 9])
-    with pytest.warns(
-        UserWarning, match=r"the fit ends at a loss of 4.6e\+29, after 2.1e\+03 at step 3: a step was"
-    ):
+    with pytest.warns(UserWarning, match=r"the fit ends at a loss of 4.6e\+29, after 2.1e\+03 at step 3: a step was"):
         _warn_of_overshoot(losses)
     for sound in (losses[:3], losses[:1], losses[[3, 3]], np.append(losses, 2.0e3), np.array([-0.1, 500.0, 30.0])):
         _warn_of_overshoot(sound)

@@ -69,12 +69,12 @@ BY_ADAM: dict[str, Callable[[Any], G.Guide]] = {
 GUIDES |= BY_ADAM
 
 
-def per_layer(model: Callable[..., None], rule: G.Rule) -> G.Guide:
+def per_layer(model: Callable[..., None], rule: dgp.extend.Rule) -> G.Guide:
     """``rule`` for every hidden layer, a full Gaussian for every q(v)."""
     return G.MeanField(model, inducing=G.Full(), hidden=rule)
 
 
-def markov(model: Callable[..., None], rule: G.Rule) -> G.Guide:
+def markov(model: Callable[..., None], rule: dgp.extend.Rule) -> G.Guide:
     """``rule`` for every hidden layer, and a q(v) that follows the v of the layer below."""
     return G.MeanField(model, inducing=G.MarkovInducing(), hidden=rule, sites={"f0": G.Full()})
 

@@ -98,7 +98,7 @@ class Diffused(dist.Distribution):
 
 
 @dataclasses.dataclass(frozen=True)
-class Diffusion(dgp.guides.Rule):
+class Diffusion(dgp.extend.Rule):
     """The rule: ``dgp.guides.InducingPoint(model, inducing=Diffusion())``. Its draws serve all data at once.
 
     Args:
@@ -108,12 +108,12 @@ class Diffusion(dgp.guides.Rule):
         hidden: units of the network; by default twice the number of values, at least 16.
     """
 
-    base: dgp.guides.Rule = dataclasses.field(default_factory=dgp.guides.Full)
+    base: dgp.extend.Rule = dataclasses.field(default_factory=dgp.guides.Full)
     steps: int = 10
     smallest: float = 0.1
     hidden: int | None = None
 
-    def __call__(self, site: dgp.guides.SiteContext) -> Diffused:
+    def __call__(self, site: dgp.extend.SiteContext) -> Diffused:
         dgp.extend.require_site(dgp.extend.InducingPrior, self, site, "inducing values")
         dtype, size = site.fn.dtype, math.prod(site.fn.event_shape)
         units = self.hidden or max(2 * size, 16)
@@ -126,7 +126,7 @@ class Diffusion(dgp.guides.Rule):
         return self.base.follows(name, order)
 
 
-def network(site: dgp.guides.SiteContext, name: str, widths: list[int], dtype: Any) -> tuple[jax.Array, ...]:
+def network(site: dgp.extend.SiteContext, name: str, widths: list[int], dtype: Any) -> tuple[jax.Array, ...]:
     """Weights and biases of a site, W0, b0, W1, ...; the last are zero at the start, and so is all that comes out."""
     found: list[jax.Array] = []
     for i, shape in enumerate(itertools.pairwise(widths)):
@@ -169,7 +169,7 @@ def evidence(model: Callable[..., None], y: jax.Array) -> float:
 
 
 def bound(
-    model: Callable[..., None], y: jax.Array, rule: dgp.guides.Rule, particles: int, steps: int, seed: int
+    model: Callable[..., None], y: jax.Array, rule: dgp.extend.Rule, particles: int, steps: int, seed: int
 ) -> tuple[float, float]:
     """At the end of a fit by Adam, over 20 000 draws, and its standard error."""
     guide = dgp.guides.InducingPoint(model, inducing=rule)
@@ -180,7 +180,7 @@ def bound(
     return float(draws.mean()), float(draws.std() / math.sqrt(len(draws)))
 
 
-Families = dict[str, tuple[dgp.guides.Rule, int]]
+Families = dict[str, tuple[dgp.extend.Rule, int]]
 
 # Rules of the package, each with the particles of a step.
 PACKAGE: Families = {

@@ -120,7 +120,7 @@ class Sampled(dist.Distribution):
 
 
 @dataclasses.dataclass(frozen=True)
-class Implicit(dgp.guides.Rule):
+class Implicit(dgp.extend.Rule):
     """The rule: ``dgp.guides.InducingPoint(model, inducing=Implicit())``. Its draws serve all data at once.
 
     Args:
@@ -131,12 +131,12 @@ class Implicit(dgp.guides.Rule):
         draws: how many draws of q and of the Gaussian a step takes for the moments and for D.
     """
 
-    base: dgp.guides.Rule = dataclasses.field(default_factory=dgp.guides.Full)
+    base: dgp.extend.Rule = dataclasses.field(default_factory=dgp.guides.Full)
     extra: int = 4
     hidden: int | None = None
     draws: int = 500
 
-    def __call__(self, site: dgp.guides.SiteContext) -> Sampled:
+    def __call__(self, site: dgp.extend.SiteContext) -> Sampled:
         dgp.extend.require_site(dgp.extend.InducingPrior, self, site, "inducing values")
         dtype, size = site.fn.dtype, math.prod(site.fn.event_shape)
         units = self.hidden or max(2 * size, 16)

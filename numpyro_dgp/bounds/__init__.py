@@ -4,22 +4,17 @@ from numpyro_dgp._repr import public_dir
 from numpyro_dgp.bounds.collapsed import Observations, Quadratic, from_features, from_moments, predict, upper_bound
 from numpyro_dgp.bounds.given_inducing import Following, follow
 from numpyro_dgp.bounds.markov_layers import (
-    Coupled,
     HiddenLayer,
     InnerMarkovLayer,
     JointCovariance,
     LowRankCovariance,
     LowRankTransition,
     MarkovLayer,
-    Target,
-    expected_product,
-    expected_square,
     markov_bound,
 )
 from numpyro_dgp.bounds.nested_compression import NestedLayer, nested_bound
 
 __all__ = [
-    "Coupled",
     "Following",
     "HiddenLayer",
     "InnerMarkovLayer",
@@ -30,9 +25,6 @@ __all__ = [
     "NestedLayer",
     "Observations",
     "Quadratic",
-    "Target",
-    "expected_product",
-    "expected_square",
     "follow",
     "from_features",
     "from_moments",

@@ -77,7 +77,7 @@ class Coupled:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_dgp.bounds import Coupled
+        >>> from numpyro_dgp.bounds.markov_layers import Coupled
         >>> v = Coupled(jnp.zeros(3), jnp.eye(3), jnp.zeros((5, 3, 2)))  # independent of 5 inputs of 2 columns
         >>> v.with_inputs.shape
         (5, 3, 2)
@@ -99,7 +99,7 @@ class Target:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_dgp.bounds import Target
+        >>> from numpyro_dgp.bounds.markov_layers import Target
         >>> target = Target(jnp.ones(5), jnp.zeros((5, 2)), jnp.zeros((5, 3)))  # the number one, for 5 data
         >>> target.with_values.shape
         (5, 3)
@@ -173,7 +173,7 @@ def expected_product(
     Example:
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp.kernels import Linear
-        >>> from numpyro_dgp.bounds import Coupled, Target, expected_product
+        >>> from numpyro_dgp.bounds.markov_layers import Coupled, Target, expected_product
         >>> one, zero = jnp.ones((1, 1)), jnp.zeros((1, 1))
         >>> v = Coupled(jnp.zeros(1), one, 0.5 * one[None])  # Cov[v, h] = 0.5, so that E[h v] = 0.5
         >>> print(expected_product(Linear(), one, one, zero, one, v, Target(one[0], zero, zero)))
@@ -222,7 +222,7 @@ def expected_square(kernel: Kernel, Z: Array, whiten: Array, loc: Array, varianc
     Example:
         >>> import jax.numpy as jnp
         >>> from numpyro_dgp.kernels import Linear
-        >>> from numpyro_dgp.bounds import Coupled, expected_square
+        >>> from numpyro_dgp.bounds.markov_layers import Coupled, expected_square
         >>> one, zero = jnp.ones((1, 1)), jnp.zeros((1, 1))
         >>> v = Coupled(jnp.zeros(1), one, 0.5 * one[None])  # E[h^2 v^2] = 1 + 2 Cov[v, h]^2
         >>> print(expected_square(Linear(), one, one, zero, one, v))

@@ -565,13 +565,12 @@ def deepen(
 
 
 def _require_fit(posterior: Any, model: Any, guide: Any, names: Any) -> None:
-    if not isinstance(posterior, Posterior) or not isinstance(posterior.guide, Guide):
-        of = f" of {type(posterior.guide).__name__}" if isinstance(posterior, Posterior) else ""
-        raise expected(
-            "a Posterior with a guide of dgp.guides",
-            f"{type(posterior).__name__}{of}",
-            "dgp.Posterior(model, dgp.guides.InducingPoint(model), result.params)",
-        )
+    what, do = (
+        "a Posterior with a guide of dgp.guides",
+        "dgp.Posterior(model, dgp.guides.InducingPoint(model), result.params)",
+    )
+    expect_kind(posterior, Posterior, what, do)
+    expect(isinstance(posterior.guide, Guide), what, f"Posterior of {type(posterior.guide).__name__}", do)
     expect(callable(model), "the deeper model, a function", type(model).__name__)
     expect_kind(guide, Guide, "a guide of dgp.guides for the deeper model", "dgp.guides.InducingPoint(model)")
     expect_kind(

@@ -44,9 +44,16 @@ from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import inspect_program, run_on_shapes
 from numpyro_dgp.analysis.sites import Message, mask_rows
-from numpyro_dgp.depth.depth_weights import Depth, arguments_of, as_depths, key_of, stacking_weights
 from numpyro_dgp.depth.integrated_fit import Density, IntegratedFit, Numbers, fit_integrated
-from numpyro_dgp.depth.weighted_posterior import WeightedPosterior, weighed_by_evidence
+from numpyro_dgp.depth.weighted_posterior import (
+    Depth,
+    WeightedPosterior,
+    arguments_of,
+    as_depths,
+    key_of,
+    stacking_weights,
+    weighed_by_evidence,
+)
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.inference.fit_start import require_compiling_itself
 from numpyro_dgp.mcmc.for_mcmc import for_mcmc

@@ -1,4 +1,7 @@
-"""Predictions by several fitted programs, each with its weight."""
+"""Predictions by several fitted programs, each with its weight, from stacking of held-out predictions or the evidence.
+
+A family has a program for each number of layers, or for each pair of it and the columns of the hidden layers.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,175 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 
-from numpyro_dgp._checks import expect, require_key
+from numpyro_dgp._checks import expect, is_count, require_finite, require_key
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import JointMixture, Mixture, MomentsOnly
-from numpyro_dgp.depth.depth_weights import Depth, arguments_of, evidence_weights
 from numpyro_dgp.depth.integrated_fit import IntegratedFit
 from numpyro_dgp.predict.fitted import Options
 from numpyro_dgp.predict.posterior import Posterior
 from numpyro_dgp.predict.predictor import Quantity
 from numpyro_dgp.predict.quantities import Levels, spread_of
 
-__all__ = ["WeightedPosterior", "weighed_by_evidence"]
+__all__ = [
+    "Depth",
+    "WeightedPosterior",
+    "arguments_of",
+    "as_depths",
+    "evidence_weights",
+    "key_of",
+    "stacking_weights",
+    "weighed_by_evidence",
+]
+
+_STEPS = 100_000
+
+
+def stacking_weights(log_densities: Any, *, least_gain: float | None = None, tol: float = 1e-6) -> np.ndarray:
+    r"""The weights whose mixture predicts held-out observations best.
+
+    .. math:: \max_w \; \tfrac1N \sum_n \log \sum_k w_k\, p_k(y_n \mid y_{-n}), \qquad w_k \ge 0,\; \sum_k w_k = 1
+
+    It is a concave problem. Each step multiplies :math:`w_k` by
+    :math:`g_k = \tfrac1N \sum_n p_k(y_n) / \sum_j w_j p_j(y_n)`, the gradient, which never lowers the mean. What is
+    missing to the maximum is at most :math:`\log \max_k g_k`, since the logarithm is concave, and the steps stop there.
+
+    With few rows the maximum follows their noise. By the rule of one standard error a program takes part only if
+
+    .. math:: \sum_n \delta_{nk} \ge c \Bigl[\textstyle\sum_n (\delta_{nk} - \bar\delta_k)^2\Bigr]^{1/2},
+              \qquad \delta_{nk} = \log p_k(y_n \mid y_{-n}) - \log p_1(y_n \mid y_{-n}).
+
+    Args:
+        log_densities: of held-out observations, by each program (N, K), the simplest first.
+        least_gain: c, standard errors that a program has to be better by than the first; by default none has to.
+        tol: nats per observation that the maximum may be missed by.
+
+    Returns:
+        Weights (K,).
+
+    Raises:
+        ValueError: no matrix, or one with numbers that are not finite.
+
+    Example:
+        >>> import numpy as np
+        >>> from numpyro_dgp.depth.weighted_posterior import stacking_weights
+        >>> print(stacking_weights(np.log([[0.9, 0.1], [0.1, 0.9]])), stacking_weights(np.log([[0.9, 0.1]])).round(3))
+        [0.5 0.5] [1. 0.]
+        >>> print(stacking_weights(np.log([[0.9, 0.1], [0.1, 0.9]]), least_gain=1.0))
+        [1. 0.]
+
+    Source: Yao et al. (2018b), section 3; Breiman et al. (1984), chapter 3, for one standard error.
+    """
+    found = np.asarray(log_densities, float)
+    expect(
+        found.ndim == 2 and found.size,
+        "log densities of shape (N, K), a row for each held-out observation",
+        f"shape {found.shape}",
+        "np.stack([posterior.log_density(key, y, X) for posterior in posteriors], -1)",
+    )
+    require_finite("log densities of stacking_weights", found, "a fit whose predictions are NaN cannot be weighed")
+    gain = found - found[:, :1]  # delta_nk
+    # sd sqrt(N) = [sum (delta - mean)^2]^1/2
+    least = -math.inf if least_gain is None else least_gain * gain.std(0) * math.sqrt(len(gain))
+    counted = gain.sum(0) >= least
+    # A factor of all densities of a row leaves the maximum where it is.
+    densities = np.exp(found[:, counted] - found[:, counted].max(1, keepdims=True))
+    weights = np.full(counted.sum(), 1 / counted.sum())
+    for _ in range(_STEPS):
+        slope = (densities / (densities * weights).sum(1, keepdims=True)).mean(0)  # g_k
+        if np.log(slope.max()) <= tol:
+            break
+        weights = weights * slope  # sum_k w_k g_k = 1
+    every = np.zeros(len(counted))
+    every[counted] = weights / weights.sum()
+    return every
+
+
+def evidence_weights(log_evidence: Any, log_prior: Any = 0.0, least_odds: float = 0.0) -> np.ndarray:
+    r"""The posterior probabilities of programs in Occam's window.
+
+    .. math:: w_k \propto \begin{cases} q_k & \text{if } q_k \ge c\, \max_j q_j \text{ and } q_k \ge \max_{j < k} q_j \\
+              0 & \text{otherwise} \end{cases}, \qquad q_k = \pi_k\, p_k(y)
+
+    The window leaves out programs that are improbable beside the most probable one, and those that are less probable
+    than a simpler one.
+
+    Args:
+        log_evidence: :math:`\log p_k(y)`, with all that is learned integrated (K,); each program contains those before
+            it.
+        log_prior: :math:`\log \pi_k`, but for a constant (K,); by default all are equally probable.
+        least_odds: c; 0, the default, for no window: all programs have a weight.
+
+    Returns:
+        Weights (K,).
+
+    Raises:
+        ValueError: numbers that are not finite.
+
+    Example:
+        >>> from numpyro_dgp.depth.weighted_posterior import evidence_weights
+        >>> print(evidence_weights([-10.0, -12.0]).round(3))
+        [0.881 0.119]
+        >>> print(evidence_weights([-10.0, -9.0, -9.5], least_odds=0.05).round(3))
+        [0.269 0.731 0.   ]
+
+    Source: Madigan and Raftery (1994), for both rules of the window; Yao et al. (2018b), for weights beside stacking.
+    """
+    found = np.asarray(log_evidence, float)
+    require_finite("log_evidence of evidence_weights", found, "a fit whose evidence is NaN cannot be weighed")
+    found = found + log_prior
+    odds = np.exp(found - found.max())  # q_k / max_j q_j
+    least = np.maximum(least_odds, np.maximum.accumulate(odds)) if least_odds else 0.0  # max(c, max_j<=k q_j)
+    weights = np.where(odds < least, 0.0, odds)
+    return weights / weights.sum()
+
+
+Depth = int | tuple[int, int]
+"""A number of layers, or a pair: it, and the columns of hidden layers."""
+
+
+def as_depths(depths: Any) -> tuple[Depth, ...]:
+    """Depths in a tuple, the shallowest first.
+
+    Args:
+        depths: numbers of layers, pairs of these with columns, or one number.
+
+    Raises:
+        ValueError: none, something else among them, one with fewer layers than the one before, or one twice.
+    """
+    given = tuple(depths) if np.iterable(depths) else (depths,)
+    numbers = [tuple(d) if np.iterable(d) else (d,) for d in given]
+    known = all(len(d) in (1, 2) and all(is_count(n) for n in d) for d in numbers)
+    expect(
+        given and known and len(set(numbers)) >= len(numbers) and numbers == sorted(numbers, key=lambda d: d[0]),
+        (
+            "depths as ascending numbers of layers, or pairs of such a number and the columns of hidden "
+            "layers among them"
+        ),
+        repr(given),
+        "depths=(1, 2, 3), or depths=(1, (2, 1), 2)",
+    )
+    return tuple(int(d[0]) if len(d) == 1 else (int(d[0]), int(d[1])) for d in numbers)
+
+
+def arguments_of(depth: Depth) -> tuple[int, ...]:
+    """What the family is called with: layers, and columns if these are given.
+
+    Args:
+        depth: of a program.
+    """
+    return depth if isinstance(depth, tuple) else (depth,)
+
+
+def key_of(key: Array, depth: Depth) -> Array:
+    """A key for each program.
+
+    Args:
+        key: for all.
+        depth: of the program.
+    """
+    layers, *columns = arguments_of(depth)
+    return jax.random.fold_in(key, layers + 1000 * sum(columns))
+
 
 _DRAWS = 100
 """Shares are rounded to one in so many where programs have no draws of their own."""
@@ -60,6 +221,11 @@ class WeightedPosterior:
     held_out: Mapping[Depth, float] = dataclasses.field(default_factory=dict)
     options: Options = dataclasses.field(default_factory=Options)
 
+    @property
+    def programs(self) -> list[Posterior]:
+        """The fitted programs that have a weight."""
+        return [part.posterior for depth, part in self.parts.items() if self.weights[depth] > 0]
+
     def using(
         self, *, num_samples: int | None = None, batch_size: int | None = None, progress_bar: bool | None = None
     ) -> WeightedPosterior:
@@ -88,7 +254,7 @@ class WeightedPosterior:
             *args: arguments of the model without observations.
             **kwargs: ``X_variance``, and keyword arguments of the model.
         """
-        return self._mixture("predict", key, args, kwargs)
+        return self._mixture(key, lambda part, k: part.predict(k, *args, **kwargs))
 
     def predict_function(self, key: Array, *args: Any, **kwargs: Any) -> Mixture:
         """Moments of the function under the observed site, as ``dgp.Posterior.predict_function``.
@@ -98,7 +264,7 @@ class WeightedPosterior:
             *args: arguments of the model without observations.
             **kwargs: ``X_variance``, and keyword arguments of the model.
         """
-        return self._mixture("predict_function", key, args, kwargs)
+        return self._mixture(key, lambda part, k: part.predict_function(k, *args, **kwargs))
 
     def predict_jointly(self, key: Array, *args: Any, **kwargs: Any) -> JointMixture:
         """Joint moments of the function at the rows of a call, as ``dgp.Posterior.predict_jointly``: what the
@@ -109,7 +275,7 @@ class WeightedPosterior:
             *args: arguments of the model without observations.
             **kwargs: ``num_features``, and keyword arguments of the model.
         """
-        return self._mixture("predict_jointly", key, args, kwargs)
+        return self._mixture(key, lambda part, k: part.predict_jointly(k, *args, **kwargs))
 
     def sample(self, key: Array, *args: Any, **kwargs: Any) -> Array:
         """Draws of y at new inputs (S, N, ...), as ``dgp.Posterior.sample``; in no order.
@@ -130,7 +296,7 @@ class WeightedPosterior:
             *args: arguments of the model without observations.
             **kwargs: ``X_variance``, and keyword arguments of the model.
         """
-        found, weights = self._of_each(key, "log_density", y, *args, **kwargs)
+        found, weights = self._of_each(key, lambda part, k: part.log_density(k, y, *args, **kwargs))
         return logsumexp(found, axis=0, b=weights)
 
     def probs(self, key: Array, *args: Any, **kwargs: Any) -> Array:
@@ -144,7 +310,7 @@ class WeightedPosterior:
         Raises:
             ValueError: a key that is none, or as ``dgp.Posterior.probs``.
         """
-        found, weights = self._of_each(key, "probs", *args, **kwargs)
+        found, weights = self._of_each(key, lambda part, k: part.probs(k, *args, **kwargs))
         return (weights * found).sum(0)
 
     def quantile(
@@ -200,21 +366,18 @@ class WeightedPosterior:
             lines.append(f"{depth!s:>6}   {evidence:>20}   {held:>20}   {self.weights[depth]:6.3f}")
         return "\n".join(lines)
 
-    def _mixture(self, method: str, key: Array, args: Any, kwargs: Any) -> Any:
-        found = [getattr(part, method)(k, *args, **kwargs) for part, k in self._shares(key)]
+    def _mixture(self, key: Array, predict: Callable[[Posterior, Array], Any]) -> Any:
+        found = [predict(part, k) for part, k in self._shares(key)]
         kind = MomentsOnly if any(isinstance(m, MomentsOnly) for m in found) else type(found[0])
         return kind(*(jnp.concatenate(arrays) for arrays in zip(*found, strict=True)))
 
-    def _of_each(self, key: Array, method: str, *args: Any, **kwargs: Any) -> tuple[Array, Array]:
-        """What a method of every posterior with a weight gives (K, ...), and the weights, to be multiplied with it."""
+    def _of_each(self, key: Array, predict: Callable[[Posterior, Array], Array]) -> tuple[Array, Array]:
+        """What every posterior with a weight predicts (K, ...), and the weights, to be multiplied with it."""
         require_key(key)
         depths = [d for d, w in self.weights.items() if w > 0]
         keys = jax.random.split(key, len(self.parts))
-        each = [
-            getattr(self._posterior(d, self.options.num_samples), method)(k, *args, **kwargs)
-            for k, d in zip(keys, depths, strict=False)
-        ]
-        found = jnp.stack(each)
+        parts = [self._posterior(d, self.options.num_samples) for d in depths]
+        found = jnp.stack([predict(part, k) for part, k in zip(parts, keys, strict=False)])
         weights = jnp.asarray([self.weights[d] for d in depths], found.dtype)
         return found, weights.reshape(-1, *[1] * (found.ndim - 1))
 
@@ -223,7 +386,7 @@ class WeightedPosterior:
         require_key(key)
         num_samples = self.options.num_samples or default
         if num_samples is None:
-            given = [part.posterior.samples for depth, part in self.parts.items() if self.weights[depth] > 0]
+            given = [program.samples for program in self.programs]
             draws = (len(next(iter(values.values()))) for values in given if values)
             num_samples = min(draws, default=1 if len(given) == 1 else _DRAWS)
         weights = np.array([self.weights[depth] for depth in self.parts])

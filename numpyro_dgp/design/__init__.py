@@ -1,18 +1,19 @@
 """Surrogates of simulators: where to look next, designs, and what the function depends on (``dgp.design``)."""
 
 from numpyro_dgp._repr import public_dir
-from numpyro_dgp.design.active_learning import ALC, ALM, IMSE, MICE, VIGF
-from numpyro_dgp.design.confidence import UpperConfidence
-from numpyro_dgp.design.contours import ContourEntropy
+from numpyro_dgp.design.active_learning import ALC, ALM, MICE, VIGF, ContourEntropy
 from numpyro_dgp.design.designs import additions, latin_hypercube, maximin, sobol
 from numpyro_dgp.design.emulator_family import emulator_family
-from numpyro_dgp.design.improvement import ExpectedImprovement, LogExpectedImprovement
+from numpyro_dgp.design.improvement import (
+    ExpectedImprovement,
+    KnowledgeGradient,
+    LogExpectedImprovement,
+    UpperConfidence,
+)
 from numpyro_dgp.design.input_space import Box
-from numpyro_dgp.design.knowledge_gradient import KnowledgeGradient
-from numpyro_dgp.design.loop import loop
 from numpyro_dgp.design.maximise import Maximum, maximise
 from numpyro_dgp.design.replicates import Pooled, pooled, within_replicates
-from numpyro_dgp.design.search import Fitted, Search, Seen
+from numpyro_dgp.design.search import Fitted, Search, Seen, loop
 from numpyro_dgp.design.search_record import Record
 from numpyro_dgp.design.sensitivity import Integrals, MainEffects, SobolIndices, main_effects, sobol_indices
 from numpyro_dgp.design.thompson import ThompsonSampling
@@ -24,7 +25,6 @@ __all__ = [
     "ContourEntropy",
     "ExpectedImprovement",
     "Fitted",
-    "IMSE",
     "Integrals",
     "KnowledgeGradient",
     "LogExpectedImprovement",

@@ -1,11 +1,8 @@
-r"""Active learning: where an observation says most about the function, everywhere.
+r"""Active learning: where an observation says most about the function, everywhere or near a level.
 
-These criteria see the mean and the covariance of the mixture over draws. The variance that an observation takes away is
-that of the best linear predictor: for a Gaussian posterior exactly the variance after it.
-
-MICE: the mutual information between an observation and the rest of the input space.
-
-VIGF: the variance of the improvement for global fit.
+These criteria see the mean and the covariance of the mixture over draws; the entropy of a level set sees each of its
+Gaussians. The variance that an observation takes away is that of the best linear predictor: for a Gaussian posterior
+exactly the variance after it.
 """
 
 from __future__ import annotations
@@ -13,8 +10,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import ndtr, ndtri
 
 from numpyro_dgp._checks import expect, require_finite
 from numpyro_dgp._data import as_floats, as_numbers
@@ -24,13 +23,15 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import lower_factors
 from numpyro_dgp.design.posterior_acquisition import (
     PosteriorAcquisition,
+    WithDraws,
     geometric_mean_variance,
     rows_of,
     spread,
+    value,
 )
 from numpyro_dgp.math.linalg import matmul, solve_lower
 
-__all__ = ["ALC", "ALM", "IMSE", "MICE", "VIGF"]
+__all__ = ["ALC", "ALM", "MICE", "VIGF", "ContourEntropy"]
 
 
 class ALM(PosteriorAcquisition):
@@ -67,36 +68,13 @@ class ALM(PosteriorAcquisition):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _AtReference(PosteriorAcquisition):
-    """Variances at reference points, before and after observations.
-
-    Args:
-        reference: points (R, D).
-        noise: of an observation.
-    """
-
-    reference: Any = checked(rows_of)
-    noise: ArrayLike = spread()
-
-    __repr__ = brief
-
-    def variances(self, x: ArrayLike, args: Any, kwargs: Any) -> tuple[Array, Array]:
-        """Variances at the reference points (R,), and what observations at x take away of them."""
-        found = self.jointly(x, self.reference, args, kwargs)
-        C = found.covariance
-        q = len(C) - len(self.reference)
-        noise = jnp.square(jnp.asarray(self.noise, C.dtype)) * jnp.eye(q, dtype=C.dtype)
-        L = lower_factors(C[:q, :q] + noise, found.mean[:q])  # L L' = c(x, x) + sigma^2 I
-        # c(r, r), and c(r, x) (L L')^-1 c(x, r) = |L^-1 c(x, r)|^2
-        return jnp.diagonal(C)[q:], jnp.square(solve_lower(L, C[:q, q:])).sum(0)
-
-
-class ALC(_AtReference):
+class ALC(PosteriorAcquisition):
     r"""How much an observation lowers the variance at reference points, on average: active learning after Cohn.
 
     .. math:: \mathrm{ALC}(x) = \tfrac1R \sum_r c(r, x)\, \bigl(c(x, x) + \sigma^2 I\bigr)^{-1} c(x, r)
 
-    for one point or a batch, c being the covariance of the posterior.
+    for one point or a batch, c being the covariance of the posterior. It is what an observation takes away of the mean
+    squared error at the reference points, so that its optimum is that of IMSE, the error that is left.
 
     Args:
         posterior: a ``Posterior``, or anything with its method ``predict_jointly``. Of its S draws,
@@ -118,48 +96,22 @@ class ALC(_AtReference):
         >>> print(alc(jnp.array([[8.5]])).round(2), alc(jnp.array([[4.0]])).round(2))
         0.78 0.0
 
-    Source: Cohn (1994); Seo et al. (2000), section 4, for Gaussian processes.
+    Source: Cohn (1994); Seo et al. (2000), section 4, for Gaussian processes; Sacks et al. (1989), section 3, for IMSE.
     """
+
+    reference: Any = checked(rows_of)
+    noise: ArrayLike = spread()
+
+    __repr__ = brief
 
     def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
         """The value at points x (q, D); further arguments are those of the program."""
-        return self.variances(x, args, kwargs)[1].mean()
-
-
-class IMSE(_AtReference):
-    r"""Minus the mean squared error that is left at reference points after an observation: it is to be made large.
-
-    .. math:: -\mathrm{IMSE}(x) = -\tfrac1R \sum_r \Bigl[ c(r, r) -
-              c(r, x)\, \bigl(c(x, x) + \sigma^2 I\bigr)^{-1} c(x, r) \Bigr]
-
-    The sum stands for the integral over the input space. It is :class:`ALC` less the error now, so that both have the
-    same optimum; this one says what error is left.
-
-    Args:
-        posterior: a ``Posterior``, or anything with its method ``predict_jointly``.
-        key: PRNG key; it fixes the draws of the posterior.
-        reference: points (R, D), as for :class:`ALC`.
-        noise: :math:`\sigma`, the standard deviation of the noise of an observation; 0.0 for a code without noise.
-        output: which column of a function of several outputs.
-
-    Raises:
-        ValueError: as :class:`ALC`.
-
-    Example:
-        >>> import jax, jax.numpy as jnp, numpyro_dgp as dgp
-        >>> model, _, _ = dgp.testing.toy()
-        >>> posterior = dgp.Posterior(model, samples={"f": jnp.zeros((1, 5))})
-        >>> imse = dgp.design.IMSE(posterior, jax.random.key(0), jnp.array([[8.0], [9.0]]))
-        >>> print(imse(jnp.array([[8.5]])).round(2), imse(jnp.array([[4.0]])).round(2))
-        -0.22 -1.0
-
-    Source: Sacks et al. (1989), section 3.
-    """
-
-    def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
-        """The value at points x (q, D); further arguments are those of the program."""
-        now, less = self.variances(x, args, kwargs)
-        return (less - now).mean()
+        found = self.jointly(x, self.reference, args, kwargs)
+        C = found.covariance
+        q = len(C) - len(self.reference)
+        noise = jnp.square(jnp.asarray(self.noise, C.dtype)) * jnp.eye(q, dtype=C.dtype)
+        L = lower_factors(C[:q, :q] + noise, found.mean[:q])  # L L' = c(x, x) + sigma^2 I
+        return jnp.square(solve_lower(L, C[:q, q:])).sum(0).mean()  # |L^-1 c(x, r)|^2, averaged over r
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -285,3 +237,70 @@ class VIGF(PosteriorAcquisition):
         within = 4 * gap[:, :, None] * gap[:, None, :] * C + 2 * jnp.square(C)  # Cov_s(I_i, I_j)
         # mean of Cov_s I + Cov of E_s I
         return geometric_mean_variance(within.mean(0) + matmul(apart.T, apart) / len(apart))
+
+
+_MOST = 8
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ContourEntropy(WithDraws):
+    r"""The entropy of whether the function is above a level, in nats.
+
+    .. math:: H(x) = -p \log p - (1 - p) \log(1 - p), \qquad
+              p(x) = P\bigl(f(x) < t\bigr) = \tfrac1S \sum_s \Phi\Bigl(\frac{t - \mu_s}{\sigma_s}\Bigr)
+
+    It is largest, log 2, on the predicted contour wherever f is not known there. For a batch it is the entropy of all q
+    answers together, :math:`-\sum_b p_b \log p_b` over their :math:`2^q` combinations, whose probabilities are
+    estimated by drawing each value within its side, given those before it; these draws are smooth in the points.
+
+    Args:
+        posterior: a ``Posterior``, or anything with its method ``predict_jointly``.
+        key: PRNG key; it fixes all random numbers.
+        level: t, in the units of the function under the ``Likelihood``.
+        num_draws: quasi-random draws given each of them, for batches; a power of two.
+        output: which column of a function of several outputs.
+
+    Raises:
+        ValueError: as :class:`ExpectedImprovement`; where it is called, more than eight points.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpyro_dgp as dgp
+        >>> model, _, _ = dgp.testing.toy()
+        >>> posterior = dgp.Posterior(model, samples={"f": jnp.ones((1, 5))})
+        >>> entropy = dgp.design.ContourEntropy(posterior, jax.random.key(0), level=0.0)
+        >>> print(entropy(jnp.array([[0.0]])).round(2), entropy(jnp.array([[9.0]])).round(2))
+        0.0 0.69
+
+    Source: Cole et al. (2023), section 3; Marques et al. (2018) for contour entropy; Geweke (1991) for the draws.
+    """
+
+    level: ArrayLike = value()
+
+    __repr__ = brief
+
+    def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
+        """The value at points x (q, D); further arguments are those of the program."""
+        rows = self.points(x)
+        expect(
+            len(rows) <= _MOST,
+            f"at most {_MOST} points, whose 2^q combinations are counted",
+            len(rows),
+            "take several batches",
+        )
+        found = self.jointly(rows, None, args, kwargs)
+        means, L = found.means, found.factors()
+        white = self.white(len(means), len(rows) - 1, means.dtype)
+        tiny = float(jnp.finfo(means.dtype).tiny)
+        draws = jnp.zeros((1, *white.shape[:2], 0), means.dtype)
+        p = jnp.ones(draws.shape[:3], means.dtype)
+        for j in range(len(rows)):
+            centre = means[:, None, j] + (L[:, None, j, :j] * draws).sum(-1)  # E[f_j | f_<j]
+            limit = (self.level - centre) / L[:, None, j, j]
+            below, above = ndtr(limit), ndtr(-limit)  # P(f_j < t | f_<j), P(f_j > t | f_<j)
+            if j + 1 < len(rows):
+                part = ndtr(white[..., j])
+                # normal numbers with f_j < t, with f_j > t
+                sides = ndtri(jnp.maximum(part * below, tiny)), -ndtri(jnp.maximum(part * above, tiny))
+                draws = jnp.concatenate([jnp.concatenate([draws, side[..., None]], -1) for side in sides])
+            p = jnp.concatenate([p * below, p * above])  # p_b of 2^(j + 1) combinations b, first axis
+        return jax.scipy.special.entr(jnp.maximum(p.mean((1, 2)), tiny)).sum()  # -sum_b p_b log p_b

@@ -67,8 +67,8 @@ class Box:
                     f"{low:g} and {high:g} for column {d}",
                     "leave out a column that does not vary",
                 )
-        for name in ("integers", "categories"):
-            object.__setattr__(self, name, _columns(name, getattr(self, name), len(bounds)))
+        object.__setattr__(self, "integers", _columns("integers", self.integers, len(bounds)))
+        object.__setattr__(self, "categories", _columns("categories", self.categories, len(bounds)))
         if both := sorted({*self.integers} & {*self.categories}):
             raise expected(
                 "integers and categories of different columns",

@@ -124,18 +124,17 @@ class Record:
                 )
             require_finite("points of Record.add", rows, "leave out runs whose inputs are not known")
 
-        def grown(name: str, value: float) -> np.ndarray:
-            old = getattr(self, name)
+        def grown(old: np.ndarray, value: float) -> np.ndarray:
             return np.append(old, np.full(count, value, old.dtype))
 
         return dataclasses.replace(
             self,
             X=np.concatenate([self.X.reshape(-1, self.pending.shape[1]), rows]),
             y=np.append(self.y, values),
-            rounds=grown("rounds", facts[0]),
-            acquisition=grown("acquisition", facts[1]),
-            seconds=grown("seconds", seconds),
-            search_seconds=grown("search_seconds", facts[2]),
+            rounds=grown(self.rounds, facts[0]),
+            acquisition=grown(self.acquisition, facts[1]),
+            seconds=grown(self.seconds, seconds),
+            search_seconds=grown(self.search_seconds, facts[2]),
             pending=pending,
         )
 
@@ -149,7 +148,7 @@ class Record:
             ValueError: something else than a path, or a folder.
         """
         require_file_path("path", path, "search.npz")
-        arrays = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        arrays = dict(vars(self))
         params, identity = arrays.pop("params"), arrays.pop("identity")
         require_dicts(params)
         entries = {_PARAMS + name: value for name, value in entries_of(params).items()}

@@ -1,11 +1,14 @@
-"""Fits of one program to more and more rows: all of it compiled once for each of a few numbers of rows.
+"""The surrogate of a search: fits of one program to more and more rows.
 
-Fits in which the last layer is integrated, and a guide of NumPyro has all other numbers.
+A compiled program is for one number of rows. A search that adds rows one by one would be compiled in every round;
+filled up to 64, 128, 256, ... rows, of which the rest does not count, it is compiled as often as the number of rows
+doubles. Under a guide of NumPyro the last layer is integrated, and the guide has all other numbers.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from functools import cache, cached_property
 from typing import Any, NamedTuple
@@ -17,13 +20,15 @@ import optax
 from jax.extend import core
 from numpyro import handlers
 from numpyro.infer import SVI
+from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_dgp._checks import expect, expected
+from numpyro_dgp._checks import expect, expect_kind, expected
 from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import OUTSIDE_TRANSFORMATIONS, require
-from numpyro_dgp.analysis.program import inspect_program
-from numpyro_dgp.design.padded_rows import with_known_rows
+from numpyro_dgp.analysis.program import inspect_program, run_on_shapes
+from numpyro_dgp.analysis.sites import Message, mask_rows
+from numpyro_dgp.design.input_space import Box
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import fit
@@ -32,7 +37,112 @@ from numpyro_dgp.mcmc.for_mcmc import for_mcmc
 from numpyro_dgp.optim.natural import GaussianSite, NaturalGradient, gaussian_sites
 from numpyro_dgp.predict.posterior import Posterior
 
-__all__ = ["Data", "IntegratedSurrogate", "Surrogate"]
+__all__ = [
+    "Data",
+    "IntegratedSurrogate",
+    "KnownRows",
+    "Surrogate",
+    "filled_rows",
+    "made_surrogate",
+    "plates_of_rows",
+    "require_maker",
+    "takes_runs",
+    "with_known_rows",
+]
+
+_FEWEST = 64
+
+
+class KnownRows(handlers.mask):
+    """Masks sites in the plates of the rows.
+
+    Args:
+        plates: their names.
+        known: which rows count (N,).
+    """
+
+    def __init__(self, plates: frozenset[str], known: Array) -> None:
+        self.plates = plates
+        super().__init__(mask=known)
+
+    def process_message(self, msg: Message) -> None:
+        if msg["type"] != "sample":
+            return
+        for frame in msg["cond_indep_stack"]:
+            if frame.name in self.plates:
+                mask_rows(msg, self.mask, frame.dim)
+
+
+def takes_runs(model: Callable[..., Any]) -> bool:
+    """Whether a program has the argument ``runs``, the inputs of all evaluations."""
+    return "runs" in inspect.signature(model).parameters
+
+
+def with_known_rows(model: Callable[..., Any], plates: frozenset[str], runs: Array | None = None) -> Callable[..., Any]:
+    """``model(X, y)`` as a program ``(X, y, known)``, in which rows that are not ``known`` (N,) do not count.
+
+    Args:
+        model: the program.
+        plates: those of the rows.
+        runs: the inputs (R, D) that a program with the argument ``runs`` gets, whatever rows it is called with.
+    """
+    more = {"runs": runs} if takes_runs(model) else {}
+
+    def program(X: Any, y: Any = None, known: Any = None) -> Any:
+        if known is None:
+            return model(X, y, **more)
+        with KnownRows(plates, known):
+            return model(X, y, **more)
+
+    return program
+
+
+def filled_rows(X: np.ndarray, y: np.ndarray) -> tuple[Array, Array, Array]:
+    """Rows with copies of the last one behind them, and which of them are known: (R, D), (R,), (R,)."""
+    size = max(_FEWEST, 1 << (len(y) - 1).bit_length())
+    rows = np.minimum(np.arange(size), len(y) - 1)
+    dtype = jnp.result_type(float)
+    return jnp.asarray(X[rows], dtype), jnp.asarray(y[rows], dtype), jnp.arange(size) < len(y)
+
+
+def plates_of_rows(model: Callable[..., Any], box: Box) -> frozenset[str]:
+    """The plates that have as many rows as X, found by two runs of ``model(X)`` on shapes.
+
+    Raises:
+        ValueError: no such plate, or a site outside of them that grows with the rows.
+    """
+    few, more = (_shapes(model, box, count) for count in (5, 7))
+    plates = frozenset(name for name, size in few.plates.items() if (size, more.plates.get(name)) == (5, 7))
+    outside = [name for name, (shape, frames) in few.sites.items()
+               if name in more.sites and more.sites[name][0] != shape and not frames & plates]  # fmt: skip
+    if outside or not plates:
+        got = f"{outside[0]!r} outside of it" if plates else "none"
+        raise expected(
+            "a model(X, y) whose values of rows are all in a numpyro.plate of the rows",
+            got,
+            'rows that are not known yet are masked there, with numpyro.plate("data", len(X)): ...',
+        )
+    return plates
+
+
+class _Shapes(NamedTuple):
+    """Sizes of plates by name, and of every site the shape and the names of its plates."""
+
+    plates: dict[str, int]
+    sites: dict[str, tuple[tuple[int, ...], frozenset[str]]]
+
+
+def _shapes(model: Callable[..., Any], box: Box, count: int) -> _Shapes:
+    X = jnp.asarray(np.broadcast_to(box.low, (count, box.dims)), jnp.result_type(float))
+    more = {"runs": X[:3]} if takes_runs(model) else {}
+    sites = {name: site for name, site in run_on_shapes(model, (X,), more)[0].items() if site["type"] == "sample"}
+    frames = {frame.name: frame.size for site in sites.values() for frame in site["cond_indep_stack"]}
+    shapes = {
+        name: (tuple(site["fn"].shape()), frozenset(frame.name for frame in site["cond_indep_stack"]))
+        for name, site in sites.items()
+    }
+    return _Shapes(frames, shapes)
+
 
 Params = Mapping[str, Any]
 
@@ -321,3 +431,56 @@ class IntegratedSurrogate(Surrogate):
         return Compiled(
             lambda params, key, data: jax.lax.map(lambda key: draw(params, key, data), jax.random.split(key, _DRAWS))
         )
+
+
+def made_surrogate(
+    model: Callable[..., Any],
+    make_guide: Callable[[Callable[..., Any]], Any],
+    box: Box,
+    optimizer: Any,
+    num_particles: int,
+    condition_steps: int,
+    refit_every_round: bool,
+) -> Surrogate:
+    """How a program is fitted and conditioned: by its guide, or with its last layer integrated under those of NumPyro.
+
+    Raises:
+        ValueError: a program without a plate of the rows, another guide, one that cannot be conditioned where not every
+            round has a fit.
+    """
+    plates = plates_of_rows(model, box)
+    example = Data(*filled_rows(np.broadcast_to(box.low, (2, box.dims)), np.zeros(2)))
+    guide = make_guide(with_known_rows(model, plates, example.X))
+    expect_kind(
+        guide,
+        Guide | AutoGuide,
+        "guide to make a guide of dgp.guides",
+        "guide=dgp.guides.InducingPoint, or a guide of NumPyro such as AutoNormal",
+    )
+    surrogate = (Surrogate if isinstance(guide, Guide) else IntegratedSurrogate)(
+        model, plates, make_guide, optimizer, num_particles, condition_steps, example
+    )
+    surrogate.require_guide()
+    expect(
+        refit_every_round or surrogate.binds_data or surrogate.is_exact_in_a_step,
+        "a guide whose q(v) of the last layers are Full() for rounds without a refit",
+        f"{type(guide).__name__} with others",
+        "refit_every=1, or guide=dgp.guides.InducingPoint",
+    )
+    return surrogate
+
+
+def require_maker(guide: Any) -> None:
+    """Raise unless ``guide`` is something that makes a guide from a program."""
+    expect(
+        not isinstance(guide, Guide),
+        "guide to make a guide from a program",
+        f"a {type(guide).__name__}, whose program has no way to leave rows out",
+        (f"guide=dgp.guides.{type(guide).__name__}, or lambda model: dgp.guides.{type(guide).__name__}(model, ...)"),
+    )
+    expect(
+        callable(guide) and (not inspect.isfunction(guide) or inspect.signature(guide).parameters),
+        "guide to make a guide from a program",
+        type(guide).__name__,
+        "guide=dgp.guides.InducingPoint",
+    )

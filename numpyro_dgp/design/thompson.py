@@ -6,7 +6,7 @@ Draws of whole functions at given rows, in blocks of rows, from a posterior or f
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -105,11 +105,9 @@ def observed_site(emulator: Any, args: Any, kwargs: Any) -> str | None:
     return programs[0].call(args, kwargs).observed if programs else None
 
 
-def _programs(emulator: Any) -> list[Fit]:
-    """The fitted programs of a posterior: itself, or those of a mixture that have a weight."""
-    if isinstance(emulator, Fit):
-        return [emulator]
-    return [part.posterior for depth, part in getattr(emulator, "parts", {}).items() if emulator.weights[depth] > 0]
+def _programs(emulator: Any) -> Sequence[Fit]:
+    """The fitted programs of a posterior; none of another object with its methods."""
+    return getattr(emulator, "programs", ())
 
 
 def of_observed(site: str | None, found: Mapping[str, Array]) -> Array:
@@ -170,9 +168,8 @@ class ThompsonSampling(PosteriorAcquisition):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-
-        samples = getattr(self.posterior, "samples", None)
-        if isinstance(self.posterior, Fit) and samples is not None:
+        if self._is_single and self.posterior.samples is not None:
+            samples = self.posterior.samples
             order = jax.random.permutation(self.key, len(next(iter(samples.values()))))
             shuffled = {name: jnp.asarray(values)[order] for name, values in samples.items()}
             object.__setattr__(self, "posterior", dataclasses.replace(self.posterior, samples=shuffled))
@@ -180,6 +177,11 @@ class ThompsonSampling(PosteriorAcquisition):
     @property
     def _method(self) -> str:
         return "functions"
+
+    @property
+    def _is_single(self) -> bool:
+        """Whether the posterior is that of one program, and no mixture."""
+        return any(program is self.posterior for program in _programs(self.posterior))
 
     def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
         """The value at points x (q, D); further arguments are those of the program."""
@@ -192,7 +194,7 @@ class ThompsonSampling(PosteriorAcquisition):
                 "a smaller batch, or a chain with more draws",
             )
         # A mixture gives its programs in order, each with its share: q of all are chosen.
-        number = q if isinstance(self.posterior, Fit) or held is None else held
+        number = q if self._is_single or held is None else held
         posterior = self.posterior.using(num_samples=number, progress_bar=False)
         draws = posterior.functions(self.key, num_features=self.num_features)
         site = observed_site(self.posterior, (rows, *args), kwargs)

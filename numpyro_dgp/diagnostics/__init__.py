@@ -2,8 +2,16 @@
 
 from numpyro_dgp._repr import public_dir
 from numpyro_dgp.diagnostics.arviz import to_arviz
-from numpyro_dgp.diagnostics.calibration import Coverage, Simulated, coverage, pit, uniformity, vsbc
-from numpyro_dgp.diagnostics.class_probabilities import ClassCalibration, class_calibration
+from numpyro_dgp.diagnostics.calibration import (
+    ClassCalibration,
+    Coverage,
+    Simulated,
+    class_calibration,
+    coverage,
+    pit,
+    uniformity,
+    vsbc,
+)
 from numpyro_dgp.diagnostics.comparison import Comparison, compare
 from numpyro_dgp.diagnostics.convergence import Convergence, convergence
 from numpyro_dgp.diagnostics.evidence import Evidence, evidence

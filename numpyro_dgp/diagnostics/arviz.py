@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,25 +21,24 @@ from numpyro.infer import MCMC
 
 from numpyro_dgp._checks import expected, require_count, require_key
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.analysis.sites import Message, masks_around, unwrap
+from numpyro_dgp.analysis.sites import Message, is_likelihood, masks_around, unwrap
 from numpyro_dgp.diagnostics.local_sites import LocalSites, local_sites
 from numpyro_dgp.diagnostics.ratios import Draws, draw, prior
 from numpyro_dgp.inference.fit import split_arguments
-from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.mcmc.for_mcmc import sampled_program
 from numpyro_dgp.predict.posterior import Posterior
 
 if TYPE_CHECKING:
     from xarray import DataTree
 
-__all__ = ["as_posterior", "counted", "to_arviz", "with_gaps", "without_empty_rows"]
+__all__ = ["Opened", "counted", "opened", "to_arviz", "with_gaps", "without_empty_rows"]
 
 
 def counted(site: Message) -> Array | None:
     """Which entries of an observed site count, in the shape of its value; ``None`` where all do."""
-    shape, inner = jnp.shape(site["value"]), unwrap(site["fn"])
+    shape, inner = jnp.shape(site["value"]), cast(Any, unwrap(site["fn"]))
     masks = [jnp.reshape(fn._mask, jnp.shape(fn._mask) + (1,) * fn.event_dim) for fn in masks_around(site["fn"])]
-    if isinstance(inner, Likelihood) and inner.observed is not None:
+    if is_likelihood(inner) and inner.observed is not None:
         masks.append(inner.observed)
     total = jnp.ones(shape, bool)
     for mask in masks:
@@ -166,13 +165,14 @@ def to_arviz(
         of = losses or {}
         options: Any = {"num_samples": num_samples, "local_samples": local_samples, "coords": coords, "dims": dims}
         return {n: to_arviz(s, key, *args, losses=of.get(n), **options, **kwargs) for n, s in source.items()}  # type: ignore[misc]
-    posterior = as_posterior(source)
+    origin = opened(source)
+    posterior = origin.posterior
     _warn_of_old_arviz()
     if losses is not None and (isinstance(losses, Mapping | str) or np.ndim(losses) != 1):
         raise expected("losses of shape (steps,)", type(losses).__name__, "pass losses=result.losses")
     known = local_sites(posterior, args, kwargs)
     _require_names(known, coords or {}, dims or {})
-    if isinstance(source, MCMC) and known.centred:
+    if origin.mcmc is not None and known.centred:
         warnings.warn(
             f"to_arviz: expected chains of dgp.for_mcmc(model), got hidden layers {known.centred} as they are: "
             "such chains hardly move; look at their r-hat (arviz_stats.summary), or run "
@@ -186,7 +186,7 @@ def to_arviz(
     constant, names = _constants(posterior, known, observed, args, kwargs)
     observed |= {name: with_gaps(observed[name], mask) for name, mask in masks.items()}
     found = _Found(known, draws, before, observed, constant, params, losses)
-    tree = _tree(source, found, coords, names | (dims or {}))  # type: ignore[arg-type,operator]
+    tree = _tree(origin, found, coords, names | (dims or {}))  # type: ignore[operator]
     for name in dict.fromkeys(known.first.values()):
         beside = [y for y, first in known.first.items() if first == name]
         if len(known.frames[name]) == 1 and masks.keys() >= set(beside):
@@ -228,21 +228,41 @@ def _require_names(known: LocalSites, coords: Mapping[str, Any], dims: Mapping[s
             raise expected(f"coords of {name!r} for each of its {sizes[name]} rows", f"{len(values)} values")
 
 
-def as_posterior(source: Source) -> Posterior:
-    """``source`` itself, or the draws of all chains with the program they were drawn from.
+class Opened(NamedTuple):
+    """A source of draws.
+
+    Args:
+        program: the program as it was given.
+        posterior: the source itself, or the draws of all chains, with the program that the draws are of.
+        mcmc: the chains, if it is these.
+    """
+
+    program: Callable[..., Any]
+    posterior: Posterior
+    mcmc: MCMC | None = None
+
+    @property
+    def num_chains(self) -> int:
+        """How many chains there are; draws of a guide, and of a posterior, count as one."""
+        return 1 if self.mcmc is None else self.mcmc.num_chains
+
+
+def opened(source: Source) -> Opened:
+    """A posterior, or chains that have run.
 
     Raises:
         ValueError: something else.
     """
     if isinstance(source, Posterior):
-        return dataclasses.replace(source, model=sampled_program(source.model))
+        return Opened(source.model, dataclasses.replace(source, model=sampled_program(source.model)))
     if not isinstance(source, MCMC) or source.last_state is None or source.sampler.model is None:
         raise expected(
             "dgp.Posterior(model, guide, result.params) or an MCMC object that has run",
             "one that has not" if isinstance(source, MCMC) else type(source).__name__,
             "call mcmc.run first, on a program",
         )
-    return Posterior(sampled_program(source.sampler.model), samples=source.get_samples())
+    model = source.sampler.model
+    return Opened(model, Posterior(sampled_program(model), samples=source.get_samples()), source)
 
 
 class _Found(NamedTuple):
@@ -267,17 +287,16 @@ class _Found(NamedTuple):
     losses: ArrayLike | None
 
 
-def _tree(source: Source, found: _Found, coords: Mapping[str, Any] | None, dims: dict[str, Any]) -> DataTree:
+def _tree(origin: Opened, found: _Found, coords: Mapping[str, Any] | None, dims: dict[str, Any]) -> DataTree:
     import arviz_base
     from xarray import DataTree
 
     known, draws, before, observed, constant, params, losses = found
-    chains = source.num_chains if isinstance(source, MCMC) else 1
 
-    def by_chain(values: Mapping[str, Array], chains: int = chains) -> dict[str, np.ndarray]:
+    def by_chain(values: Mapping[str, Array], chains: int = origin.num_chains) -> dict[str, np.ndarray]:
         return {n: np.asarray(v).reshape(chains, -1, *v.shape[1:]) for n, v in values.items()}
 
-    of_guide = isinstance(source, Posterior) and source.guide is not None
+    of_guide = origin.posterior.guide is not None
     as_sampled = all(np.allclose(terms, draws.target[y], 0, _SAME) for y, terms in draws.predictive.items())
     groups: dict[str, Any] = {
         "posterior": by_chain(draws.values),
@@ -300,8 +319,8 @@ def _tree(source: Source, found: _Found, coords: Mapping[str, Any] | None, dims:
         coords=coords,
         dims=names,
     )
-    if isinstance(source, MCMC):
-        tree["sample_stats"] = arviz_base.from_numpyro(source)["sample_stats"]
+    if origin.mcmc is not None:
+        tree["sample_stats"] = arviz_base.from_numpyro(origin.mcmc)["sample_stats"]
     trace = {} if losses is None else {"elbo": -np.asarray(losses)}
     of_fit = trace | {name: np.asarray(value) for name, value in params.items()}
     if of_fit:

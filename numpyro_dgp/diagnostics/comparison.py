@@ -7,7 +7,7 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +20,11 @@ from numpyro.infer.svi import SVIRunResult
 from numpyro_dgp._checks import expect, expect_kind, expected, require_count, require_key
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.diagnostics.arviz import Source, as_posterior, to_arviz
+from numpyro_dgp.diagnostics.arviz import opened, to_arviz
 from numpyro_dgp.diagnostics.calibration import coverage, pit
 from numpyro_dgp.diagnostics.evidence import evidence as evidence_of
 from numpyro_dgp.diagnostics.ratios import map_draws
 from numpyro_dgp.diagnostics.reliability import MANY_UNRELIABLE, khat, loo
-from numpyro_dgp.guides import Guide
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import fit
 from numpyro_dgp.likelihoods.outcomes import NoMomentsError
@@ -153,31 +152,31 @@ def compare(
         >>> bool(result.table.loc["Gaussian", "khat"] < 0.7)
         True
     """
-    _require_arguments(model, guides, data, test, mcmc, level)
+    chains = _require_arguments(model, guides, data, test, mcmc, level)
     expect_kind(evidence, bool, "evidence to be True or False")
     require_key(key)
     for name, count in {"num_steps": num_steps, "num_samples": num_samples, "local_samples": local_samples}.items():
         require_count(name, count, "the default")
     fit_key, bound_key, draw_key, test_key = jax.random.split(key, 4)
     chain = None if mcmc is None else mcmc.get_samples()
-    sources: dict[str, Source] = {}
+    settings = data, optim, num_steps, progress_bar
+    fits = {name: _fit_of(model, name, candidate, *settings) for name, candidate in guides.items()}
+    posteriors: dict[str, Posterior] = {}
     rows: dict[str, dict[str, Any]] = {}
     trees: dict[str, DataTree] = {}
-    for i, (name, candidate) in enumerate(guides.items()):
-        fit_of = jax.random.fold_in(fit_key, i)
-        posterior, losses, seconds = _fitted(model, candidate, fit_of, data, optim, num_steps, progress_bar)
+    for i, (name, fitted) in enumerate(fits.items()):
+        posterior, losses, seconds = fitted(jax.random.fold_in(fit_key, i))
         rows[name] = {"seconds": seconds, "parameters": _size(posterior), "converged": _has_converged(losses)}
-        sources[name] = posterior
+        posteriors[name] = opened(posterior).posterior
         trees[name] = to_arviz(
             posterior, draw_key, *data, num_samples=num_samples, local_samples=local_samples, losses=losses
         )  # type: ignore[assignment]
         rows[name] |= _bound(posterior, bound_key, data) | {"khat": khat(trees[name])}
         if evidence:
             rows[name] |= _evidence(name, posterior, jax.random.fold_in(bound_key, i), data, chain, rows[name]["bound"])
-    if mcmc is not None:
-        sources["mcmc"], rows["mcmc"] = mcmc, {}
+    if mcmc is not None and chains is not None:
+        posteriors["mcmc"], rows["mcmc"] = chains, {}
         trees["mcmc"] = to_arviz(mcmc, draw_key, *data, num_samples=num_samples, local_samples=local_samples)  # type: ignore[assignment]
-    posteriors = {name: as_posterior(source) for name, source in sources.items()}
     scores = {name: loo(tree) for name, tree in trees.items()}
     for name, score in scores.items():
         rows[name] |= {"loo": float(score.elpd), "loo_se": float(score.se)}
@@ -189,7 +188,8 @@ def compare(
     return Comparison(table, _ranking(table, scores), scores, trees, posteriors, level)
 
 
-def _require_arguments(model: Any, guides: Any, data: Any, test: Any, mcmc: Any, level: Any) -> None:
+def _require_arguments(model: Any, guides: Any, data: Any, test: Any, mcmc: Any, level: Any) -> Posterior | None:
+    """Raise for arguments that are none; the posterior of the chains, if there are some."""
     expect(callable(model), "a program, a function", type(model).__name__)
     same = test is None or (isinstance(test, tuple) and isinstance(data, tuple) and len(test) == len(data))
     expect(
@@ -204,39 +204,51 @@ def _require_arguments(model: Any, guides: Any, data: Any, test: Any, mcmc: Any,
             'guides={"name": guide}, none of them called "mcmc", or mcmc=',
             sorted(guides) or "neither" if named else type(guides).__name__,
         )
-    for name, candidate in guides.items():
-        pair = isinstance(candidate, tuple) and len(candidate) == 2 and hasattr(candidate[1], "params")
-        expect(
-            (pair or isinstance(candidate, Posterior) or callable(candidate)) and not isinstance(candidate, type),
-            f"guides[{name!r}] to be a guide, a pair of guide and SVIRunResult, or a dgp.Posterior",
-            type(candidate).__name__,
-        )
     expect(mcmc is None or isinstance(mcmc, MCMC), "mcmc to be a numpyro.infer.MCMC that has run", type(mcmc).__name__)
-    if mcmc is not None:
-        as_posterior(mcmc)
+    chains = None if mcmc is None else opened(mcmc).posterior
     expect(isinstance(level, float) and 0 < level < 1, "a level between 0 and 1", repr(level), "0.9 is usual")
+    return chains
 
 
-def _fitted(
+class _Fit(NamedTuple):
+    """A posterior, the losses of its fit (or ``None``) and the seconds it took here (NaN if it was fitted before)."""
+
+    posterior: Posterior
+    losses: Any
+    seconds: float
+
+
+def _fit_of(
     model: Callable[..., Any],
+    name: str,
     candidate: Candidate,
-    key: Array,
     data: tuple[Any, ...],
     optim: Any,
     num_steps: int,
     progress_bar: bool,
-) -> tuple[Posterior, Any, float]:
-    """A posterior, the losses of its fit (or ``None``) and the seconds it took here (NaN if it was fitted before)."""
+) -> Callable[[Array], _Fit]:
+    """From a key to the fit of a candidate: one that is there, or one that the call makes."""
     if isinstance(candidate, Posterior):
         expect(candidate.guide is not None, "fits in guides=", "draws of MCMC", "pass the MCMC object as mcmc=")
-        return candidate, None, np.nan
-    if isinstance(candidate, tuple):
-        guide, result = candidate
-        return Posterior(model, _bound_to(guide, data), result.params), result.losses, np.nan
-    optim = optax.adam(optax.cosine_decay_schedule(0.02, num_steps)) if optim is None else optim
-    start = time.perf_counter()
-    result = fit(SVI(model, candidate, optim, ELBO()), key, num_steps, *data, progress_bar=progress_bar)
-    return Posterior(model, _bound_to(candidate, data), result.params), result.losses, time.perf_counter() - start
+        return lambda key: _Fit(candidate, None, np.nan)
+    if isinstance(candidate, tuple) and len(candidate) == 2 and hasattr(candidate[1], "params"):
+        fitted, found = candidate
+        return lambda key: _Fit(Posterior(model, adapted(fitted).on(*data), found.params), found.losses, np.nan)
+    expect(
+        callable(candidate) and not isinstance(candidate, type),
+        f"guides[{name!r}] to be a guide, a pair of guide and SVIRunResult, or a dgp.Posterior",
+        type(candidate).__name__,
+    )
+    guide: Any = candidate
+    steps = optax.adam(optax.cosine_decay_schedule(0.02, num_steps)) if optim is None else optim
+
+    def run(key: Array) -> _Fit:
+        start = time.perf_counter()
+        result = fit(SVI(model, guide, steps, ELBO()), key, num_steps, *data, progress_bar=progress_bar)
+        posterior = Posterior(model, adapted(guide).on(*data), result.params)
+        return _Fit(posterior, result.losses, time.perf_counter() - start)
+
+    return run
 
 
 def _has_converged(losses: Any) -> Any:
@@ -248,11 +260,6 @@ def _has_converged(losses: Any) -> Any:
     middle, end = found[5 * size : 6 * size], found[-size:]
     error = np.sqrt((middle.var() + end.var()) / size)  # of the difference of two means
     return bool(middle.mean() - end.mean() <= max(1.0, 2 * error))
-
-
-def _bound_to(guide: Callable[..., Any], data: tuple[Any, ...]) -> Callable[..., Any]:
-    """A guide of this package with the data of the fit, which some guides need for predictions."""
-    return guide.on(*data) if isinstance(guide, Guide) else guide
 
 
 def _bound(posterior: Posterior, key: Array, data: tuple[Any, ...]) -> dict[str, float]:

@@ -24,7 +24,6 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions import biject_to
-from numpyro.infer import MCMC
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import expect, expected
@@ -32,13 +31,12 @@ from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import ALL_ROWS, require
 from numpyro_dgp.analysis.program import ProgramFacts, structure
-from numpyro_dgp.analysis.sites import Message, Trace, site_kind, total_log_prob, unwrap
-from numpyro_dgp.diagnostics.arviz import Source, as_posterior
+from numpyro_dgp.analysis.sites import Message, Trace, declared_kind, is_likelihood, site_kind, total_log_prob, unwrap
+from numpyro_dgp.diagnostics.arviz import Source, opened
 from numpyro_dgp.diagnostics.ratios import map_draws
 from numpyro_dgp.functions.function_values import ProcessValues
 from numpyro_dgp.functions.weights import StandardNormal
 from numpyro_dgp.inference.fit import split_arguments
-from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.likelihoods.outcomes import NoMomentsError, moments
 from numpyro_dgp.mcmc.for_mcmc import centred_program
 from numpyro_dgp.predict.draws import trace_over_all_rows
@@ -238,21 +236,20 @@ def _run(posterior: Posterior, draw: Mapping[str, Array], key: Array, args: Any,
 
 def _exact(sites: Trace) -> dict[str, _Conditioned]:
     """The exact processes of a run by site, each with its values."""
-    found = {}
-    for name, site in sites.items():
-        values: Any = unwrap(site["fn"]) if site["type"] == "sample" else None
-        if isinstance(values, ProcessValues) and values.function is not None and values.function.site is None:
-            found[name] = _Conditioned(values, site["value"])
-    return found
+    drawn = {name: site for name, site in sites.items() if site["type"] == "sample"}
+    exact = {name: site for name, site in drawn.items() if declared_kind(site["fn"]) == "exact"}
+    return {name: _Conditioned(unwrap(site["fn"]), site["value"]) for name, site in exact.items()}  # type: ignore[arg-type]
 
 
 def _function(site: Message, exact: Mapping[str, _Conditioned]) -> Array | None:
     """The mean under an observed site, of the function where there is one and otherwise of y."""
-    fn = unwrap(site["fn"])
-    if isinstance(fn, Likelihood):
+    fn: Any = unwrap(site["fn"])
+    if is_likelihood(fn):
         return fn.f_x.loc  # E[f(h_n) | v, h_n]
+    if site["name"] in exact:
+        return exact[site["name"]].mean_at_data()
     if isinstance(fn, ProcessValues):
-        return exact[site["name"]].mean_at_data() if site["name"] in exact else site["value"]
+        return site["value"]
     return None if isinstance(fn, dist.Unit) else _mean(site["fn"])
 
 
@@ -399,22 +396,22 @@ def convergence(
 
 def _chains(source: Source, num_chains: int | None) -> tuple[Posterior, int]:
     """The draws of all chains with the program that has hidden values as sites, and the number of chains."""
-    posterior = as_posterior(source)
+    origin = opened(source)
+    posterior = origin.posterior
     if posterior.samples is None:
         raise expected(
             "chains, an MCMC object or dgp.Posterior(model, samples=draws)",
             "a fit with a guide, whose draws are independent",
             "dgp.diagnostics.khat says how good they are",
         )
-    chains = source.num_chains if isinstance(source, MCMC) else 1 if num_chains is None else num_chains
+    chains = origin.num_chains if origin.mcmc is not None or num_chains is None else num_chains
     expect(num_chains in (None, chains), f"num_chains of the MCMC object, {chains}", num_chains)
     total = len(next(iter(posterior.samples.values()), ()))
     if not isinstance(chains, int) or chains < 1 or total % chains or total < _LEAST * chains:
         raise expected(
             f"chains of one length, {_LEAST} draws at least", f"{total} draws in all and num_chains={chains!r}"
         )
-    model = source.sampler.model if isinstance(source, MCMC) else source.model
-    return Posterior(centred_program(model), params=posterior.params, samples=posterior.samples), chains
+    return Posterior(centred_program(origin.program), params=posterior.params, samples=posterior.samples), chains
 
 
 def _groups(superchains: int | Sequence[int] | None, chains: int) -> np.ndarray | None:

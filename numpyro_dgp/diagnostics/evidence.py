@@ -190,13 +190,9 @@ def evidence(
     if num_chains < 2:
         raise expected("num_chains of two or more", num_chains, "a standard error needs them")
     require_key(key)
-    if not isinstance(posterior, Posterior) or posterior.guide is None:
-        got = "draws of MCMC" if isinstance(posterior, Posterior) else type(posterior).__name__
-        raise expected(
-            "a fit with a guide",
-            got,
-            ("evidence(dgp.Posterior(model, guide, result.params), key, X, y); draws of the posterior are samples="),
-        )
+    do = "evidence(dgp.Posterior(model, guide, result.params), key, X, y); draws of the posterior are samples="
+    expect_kind(posterior, Posterior, "a fit with a guide", do)
+    expect(posterior.guide is not None, "a fit with a guide", "draws of MCMC", do)
     model = posterior.model
     expect(
         sampled_program(model) is model,

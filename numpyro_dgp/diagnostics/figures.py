@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 
 from numpyro_dgp._checks import expected
 from numpyro_dgp._typing import ArrayLike
-from numpyro_dgp.diagnostics.calibration import Simulated
-from numpyro_dgp.diagnostics.class_probabilities import ClassCalibration
+from numpyro_dgp.diagnostics.calibration import ClassCalibration, Simulated
 from numpyro_dgp.diagnostics.reliability import MANY_UNRELIABLE
 from numpyro_dgp.plots import bounds
 from numpyro_dgp.plots.axes import figure_of, open_axes

@@ -21,10 +21,8 @@ from numpyro_dgp.guides.rules.ring_families import (
     ScaledCirculant,
     ScaledPrior,
     ScaledProduct,
-    SiteDiagonal,
     WhitenedSites,
 )
-from numpyro_dgp.guides.rules.rule import GaussianParameters, Rule, SiteContext
 from numpyro_dgp.guides.rules.structured import GivenBelow, GivenInducing, JointOutputs
 
 __all__ = [
@@ -36,7 +34,6 @@ __all__ = [
     "Flow",
     "Full",
     "FullJoint",
-    "GaussianParameters",
     "GivenBelow",
     "GivenInducing",
     "GlobalInducing",
@@ -54,13 +51,10 @@ __all__ = [
     "Prior",
     "Propagate",
     "Quadrature",
-    "Rule",
     "Rules",
     "ScaledCirculant",
     "ScaledPrior",
     "ScaledProduct",
-    "SiteContext",
-    "SiteDiagonal",
     "SparseFactor",
     "WhitenedSites",
 ]

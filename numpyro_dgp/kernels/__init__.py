@@ -1,14 +1,14 @@
 """Covariance functions: frozen pytrees, called as ``k(X1, X2)``; see :class:`Kernel`."""
 
 from numpyro_dgp._repr import public_dir
-from numpyro_dgp.kernels.base import ActiveDims, Constant, FromCallable, Kernel, Product, Sum, as_kernel
+from numpyro_dgp.kernels.base import ActiveDims, Constant, Kernel, Product, Sum, as_kernel
 from numpyro_dgp.kernels.brownian import Brownian, IntegratedBrownian
 from numpyro_dgp.kernels.categorical import Categorical, Embedding
 from numpyro_dgp.kernels.convolutional import Convolutional, Patches
 from numpyro_dgp.kernels.nonstationary import ArcCosine, ChangePoint, GibbsRBF, Linear, Polynomial, White
 from numpyro_dgp.kernels.per_group import PerGroup
 from numpyro_dgp.kernels.periodic import Cosine, Periodic
-from numpyro_dgp.kernels.sphere import Chordal, GreatCircle, Zonal, ZonalKernel
+from numpyro_dgp.kernels.sphere import Chordal, GreatCircle, Zonal
 from numpyro_dgp.kernels.stationary import (
     RBF,
     Matern12,
@@ -17,7 +17,6 @@ from numpyro_dgp.kernels.stationary import (
     RationalQuadratic,
     SpectralMixture,
 )
-from numpyro_dgp.kernels.terms import Term
 from numpyro_dgp.kernels.transformed import Transformed
 
 __all__ = [
@@ -32,7 +31,6 @@ __all__ = [
     "Convolutional",
     "Cosine",
     "Embedding",
-    "FromCallable",
     "GibbsRBF",
     "GreatCircle",
     "IntegratedBrownian",
@@ -49,11 +47,9 @@ __all__ = [
     "RationalQuadratic",
     "SpectralMixture",
     "Sum",
-    "Term",
     "Transformed",
     "White",
     "Zonal",
-    "ZonalKernel",
     "as_kernel",
 ]
 __dir__ = public_dir(globals())

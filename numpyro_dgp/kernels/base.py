@@ -490,7 +490,7 @@ class FromCallable(Kernel):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_dgp.kernels import FromCallable
+        >>> from numpyro_dgp.kernels.base import FromCallable
         >>> minimum = FromCallable(lambda X1, X2: jnp.minimum(X1, X2.T))  # Brownian motion
         >>> print(minimum(jnp.array([[1.0]]), jnp.array([[0.5], [2.0]])))
         [[0.5 1. ]]

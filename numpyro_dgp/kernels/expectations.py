@@ -39,8 +39,9 @@ import numpy as np
 
 from numpyro_dgp._checks import expect, expected, require_inputs, violated
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.kernels import Kernel, Term
+from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.base import Factor, expand
+from numpyro_dgp.kernels.terms import Term
 from numpyro_dgp.math.linalg import matmul, safe_sqrt
 from numpyro_dgp.math.matrix_ops import DenseOperations, DiagonalOperations
 from numpyro_dgp.math.quadrature import GaussHermite, MonteCarlo, white_nodes

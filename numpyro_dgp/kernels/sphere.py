@@ -45,7 +45,8 @@ class ZonalKernel(Kernel):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_dgp.kernels import ArcCosine, ZonalKernel
+        >>> from numpyro_dgp.extend import ZonalKernel
+        >>> from numpyro_dgp.kernels import ArcCosine
         >>> kernel = ArcCosine(order=1)
         >>> isinstance(kernel, ZonalKernel), float(kernel.by_angle(jnp.zeros(())))
         (True, 1.0)

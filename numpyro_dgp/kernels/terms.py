@@ -38,7 +38,7 @@ class Term:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_dgp.kernels import Term
+        >>> from numpyro_dgp.extend import Term
         >>> a = Term(jnp.log(2.0), jnp.ones(1))  # 2 exp(-(x - z)^2 / 2)
         >>> b = Term(jnp.log(3.0), jnp.zeros(1), (jnp.ones(1),))  # 3 x z
         >>> c = a * b

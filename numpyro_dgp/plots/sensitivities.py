@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from numpyro_dgp._checks import caller, expect_kind, expected
-from numpyro_dgp.design.sensitivity import Integrals, MainEffects, SobolIndices
+from numpyro_dgp.design.sensitivity import MainEffects, SobolIndices
 from numpyro_dgp.plots.axes import figure_of, open_axes
 
 __all__ = ["main_effects", "sobol_indices"]
@@ -49,17 +49,19 @@ def sobol_indices(
     _require(SobolIndices, indices, reference)
     ax = open_axes(ax)
     rows = np.arange(len(indices.names))[::-1]
-    for shift, colour, label, field in ((0.17, "C0", "first order", "first"), (-0.17, "C1", "total", "total")):
-        found: Integrals = getattr(indices, field)
+    known = (None, None) if reference is None else (reference.first, reference.total)
+    for shift, colour, label, found, true in (
+        (0.17, "C0", "first order", indices.first, known[0]),
+        (-0.17, "C1", "total", indices.total, known[1]),
+    ):
         low, high = found.interval(level)
         ax.barh(rows + shift, high - low, 0.24, left=low, color=colour, alpha=0.35, lw=0, label=label)
         ax.errorbar(
             found.mean, rows + shift, xerr=2 * found.integration_error, fmt="o", color=colour, ms=3.5, lw=1, capsize=2.5
         )
-        if reference is not None:
-            known = getattr(reference, field).mean
-            mark = "reference" if field == "total" else None
-            ax.plot(known, rows + shift, "D", color="0.2", mfc="none", ms=6, mew=0.9, zorder=3, label=mark)
+        if true is not None:
+            mark = "reference" if label == "total" else None
+            ax.plot(true.mean, rows + shift, "D", color="0.2", mfc="none", ms=6, mew=0.9, zorder=3, label=mark)
     ax.axvline(0, color="0.5", lw=0.8)
     ax.set(xlabel="share of the variance", yticks=rows, yticklabels=indices.names, ylim=(-0.6, len(rows) - 0.4))
     ax.legend(frameon=False)

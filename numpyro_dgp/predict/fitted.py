@@ -186,6 +186,11 @@ class Fit:
         object.__setattr__(self, "params", own(self.params))
         object.__setattr__(self, "samples", own(self.samples))
 
+    @property
+    def programs(self) -> list[Self]:
+        """The fitted programs: this one; a mixture, as of ``dgp.fit_best``, has several."""
+        return [self]
+
     def on(self, *args: Any, **kwargs: Any) -> Self:
         """The same fit together with its data, ``posterior.on(X, y)``, from which exact processes are predicted.
 

@@ -173,9 +173,9 @@ class Grid(Ring):
             kernel: with the largest lengthscale that is expected.
             tol: share of the length (root of the sum of squares) of an input's weights that may be left out. Means,
                 in standard deviations of the prior, and variances change by about as much.
-            scaled: for the rules that scale values on the grid, ``ScaledPrior``, ``ScaledCirculant`` and
-                ``SiteDiagonal``. Beside the weights of means they have weights of their own, which for smooth kernels
-                decay more slowly.
+            scaled: for the rules that scale values on the grid, ``ScaledPrior`` and
+                ``ScaledCirculant``. Beside the weights of means they have weights of their own, which for smooth
+                kernels decay more slowly.
 
         Raises:
             ValueError: a kernel without a spectral density or with hyperparameters that are traced; ``tol`` that is

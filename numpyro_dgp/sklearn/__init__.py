@@ -2,7 +2,8 @@
 
 ``DeepGPRegressor().fit(X, y).predict(X_new, return_std=True)`` standardises the data, builds a program of ``dgp.gp``
 layers, fits it under a guide by ``dgp.fit``, and predicts by ``dgp.Posterior``. All of these are attributes of the
-fitted estimator: ``program_``... ``import numpyro_dgp`` does not import this module, which needs scikit-learn.
+fitted estimator: ``model_``, ``guide_``, ``posterior_``. ``import numpyro_dgp`` does not import this module, which
+needs scikit-learn.
 """
 
 try:
@@ -14,8 +15,7 @@ except ImportError as error:
     ) from error
 
 from numpyro_dgp._repr import public_dir
-from numpyro_dgp.sklearn.classifier import DeepGPClassifier
-from numpyro_dgp.sklearn.regressor import DeepGPRegressor
+from numpyro_dgp.sklearn.estimators import DeepGPClassifier, DeepGPRegressor
 
 __all__ = ["DeepGPClassifier", "DeepGPRegressor"]
 __dir__ = public_dir(globals())

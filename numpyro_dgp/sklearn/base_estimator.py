@@ -28,7 +28,8 @@ from numpyro_dgp._checks import expect, expected, nearest, require_count, requir
 from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.layer_starts import Standardizer
-from numpyro_dgp.guides import Guide
+from numpyro_dgp.guides.any_guide import adapted
+from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import fit
 from numpyro_dgp.kernels import Kernel
@@ -169,8 +170,7 @@ class DeepGPEstimator(BaseEstimator):
         self.guide_ = guide(self.model_)
         result, data = self._trained(inputs, y, weights, fit)
         self.params_, self.losses_ = result.params, np.asarray(result.losses)
-        fitted = self.guide_.on(*data) if isinstance(self.guide_, Guide) else self.guide_
-        self.posterior_ = Posterior(self.model_, fitted, self.params_)
+        self.posterior_ = Posterior(self.model_, adapted(self.guide_).on(*data), self.params_)
         self._predictions = SameDraws(self.posterior_.using(num_samples=self.num_samples), draws)
 
     def _trained(
@@ -229,10 +229,13 @@ class DeepGPEstimator(BaseEstimator):
         return inputs
 
     def _require_settings(self) -> None:
-        counts = {"layers": "2", "batch_size": "1000", "num_samples": "100"}
-        counts |= {name: f"{name}=None" for name in ("num_inducing", "num_steps") if getattr(self, name) is not None}
-        for name, hint in counts.items():
-            require_count(name, getattr(self, name), hint)
+        require_count("layers", self.layers, "2")
+        require_count("batch_size", self.batch_size, "1000")
+        require_count("num_samples", self.num_samples, "100")
+        if self.num_inducing is not None:
+            require_count("num_inducing", self.num_inducing, "num_inducing=None")
+        if self.num_steps is not None:
+            require_count("num_steps", self.num_steps, "num_steps=None")
         rate = self.learning_rate
         expect(
             isinstance(rate, int | float | np.number) and 0 < rate < np.inf,
@@ -267,9 +270,9 @@ def _named(name: str, value: Any, module: Any, fits: Callable[[Any], bool]) -> C
         )
     if callable(value):
         return value
-    names = [n for n in module.__all__ if fits(getattr(module, n))]
+    names = [n for n in module.__all__ if fits(vars(module)[n])]
     if value not in names:
         near = nearest(value, names) if isinstance(value, str) else None
         hint = f"{name}={near!r}" if near else f"or a function, as dgp.{name}s has them"
         raise expected(f"{name} to be one of {', '.join(names)}", repr(value), hint)
-    return getattr(module, value)
+    return vars(module)[value]

@@ -47,6 +47,7 @@ class NormalOutcome:
 
     outputs: int | None = None
     names: ClassVar[tuple[str, ...]] = ("noise",)
+    integrate: ClassVar[MonteCarlo | None] = None
 
     def __call__(self) -> dict[str, Array]:
         """Draw the hyperparameters."""
@@ -67,6 +68,7 @@ class StudentTOutcome:
 
     outputs: int | None = None
     names: ClassVar[tuple[str, ...]] = ("noise", "tails")
+    integrate: ClassVar[MonteCarlo | None] = None
 
     def __call__(self) -> dict[str, Array]:
         """Draw the hyperparameters."""
@@ -84,6 +86,7 @@ class BernoulliOutcome:
 
     outputs: ClassVar[None] = None
     names: ClassVar[tuple[str, ...]] = ()
+    integrate: ClassVar[MonteCarlo | None] = None
 
     def __call__(self) -> dict[str, Array]:
         """No hyperparameters."""
@@ -104,6 +107,7 @@ class CategoricalOutcome:
 
     outputs: int
     names: ClassVar[tuple[str, ...]] = ()
+    integrate: ClassVar[MonteCarlo | None] = MonteCarlo()
 
     def __call__(self) -> dict[str, Array]:
         """No hyperparameters."""
@@ -150,7 +154,6 @@ class LayeredProgram:
         """
         functions = [self._layer(i) for i in range(len(self.starts))]
         settings = self.outcome()
-        integrate = MonteCarlo() if isinstance(self.outcome, CategoricalOutcome) else None
         with numpyro.plate("data", len(X), subsample_size=batch_size) as rows:
             counts = known if isinstance(known, bool) else known[rows]
             weighted = not isinstance(known, bool) and known.dtype != bool
@@ -161,7 +164,7 @@ class LayeredProgram:
                 for i, f in enumerate(functions[:-1]):
                     h = numpyro.sample(f"h{i}", f(h))
                 observed = Likelihood(
-                    functions[-1](h), lambda v: self.outcome.given(v, **settings), integrate=integrate
+                    functions[-1](h), lambda v: self.outcome.given(v, **settings), integrate=self.outcome.integrate
                 )
                 numpyro.sample("y", observed, obs=None if y is None else y[rows])
 

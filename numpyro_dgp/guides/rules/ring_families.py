@@ -24,7 +24,6 @@ __all__ = [
     "ScaledCirculant",
     "ScaledPrior",
     "ScaledProduct",
-    "SiteDiagonal",
     "WhitenedSites",
 ]
 
@@ -60,15 +59,11 @@ class _RingRule(Rule):
         loc = site.param("loc", lambda: jnp.zeros(shape, dtype))
 
         def start(name: str) -> Array:
-            first = self.unit(prior) * initial_scale(self.scale, site)
+            first = initial_scale(self.scale, site)
             return jnp.full(shape, first if name == self.diagonals[0] else 1.0, dtype)
 
         found = {n: site.param(n, partial(start, n), constraint=constraints.positive) for n in self.diagonals}
         return RingBelief(prior, loc, **found, powers=self.powers)
-
-    def unit(self, prior: RingPrior) -> Any:
-        """The value of the first diagonal at which the posterior has the prior's scale."""
-        return 1.0
 
 
 def _warn_if_stiff(rule: str, name: str, prior: Any) -> None:
@@ -191,24 +186,3 @@ class WhitenedSites(_RingRule):
 
     diagonals = ("outer",)  # R = H Gamma H
     powers = (0.0, 0.0)
-
-
-class SiteDiagonal(_RingRule):
-    r"""Independent values on the grid: :math:`\Gamma^2`. The poorest of them, because neighbours are correlated.
-
-    Raises:
-        ValueError: a scale that is not positive, or a site that does not hold the values of a ``dgp.Grid``.
-
-    Example:
-        >>> import numpyro_dgp as dgp
-        >>> model = lambda: dgp.gp("f", dgp.kernels.RBF(), dgp.Grid(0.0, 2.0, 16))
-        >>> guide = dgp.guides.InducingPoint(model, inducing=dgp.guides.SiteDiagonal())
-        >>> dgp.testing.parameter_shapes(guide)
-        {'f_auto_loc': (16,), 'f_auto_outer': (16,)}
-    """
-
-    diagonals = ("outer",)  # R = Lambda^-1/2 H Gamma
-    powers = (0.5, 0.0)
-
-    def unit(self, prior: RingPrior) -> Any:
-        return (1 / prior.spectrum).mean() ** -0.5  # Gamma = c I: R R' = c^2 / lambda, of mean one

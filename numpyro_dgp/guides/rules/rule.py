@@ -131,7 +131,7 @@ class Rule(Checked):
         >>> from numpyro.distributions import constraints
         >>> from numpyro_dgp.functions.function_values import FunctionValues
         >>> @dataclasses.dataclass(frozen=True)
-        ... class NearInputs(dgp.guides.Rule):
+        ... class NearInputs(dgp.extend.Rule):
         ...     start: float = 0.1
         ...     def __call__(self, site):
         ...         scale = site.param("scale", lambda: jnp.array(self.start), constraint=constraints.positive)
