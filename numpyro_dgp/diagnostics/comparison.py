@@ -25,6 +25,7 @@ from numpyro_dgp.diagnostics.calibration import coverage, pit
 from numpyro_dgp.diagnostics.evidence import evidence as evidence_of
 from numpyro_dgp.diagnostics.ratios import map_draws
 from numpyro_dgp.diagnostics.reliability import MANY_UNRELIABLE, khat, loo
+from numpyro_dgp.guides.any_guide import adapted
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import fit
 from numpyro_dgp.likelihoods.outcomes import NoMomentsError
