@@ -32,8 +32,7 @@ from numpyro_dgp.functions.functionals import (
 from numpyro_dgp.functions.joint_values import JointValues
 from numpyro_dgp.functions.random_function import FeatureFunction
 from numpyro_dgp.functions.weights import Weights
-from numpyro_dgp.kernels.base import Kernel
-from numpyro_dgp.kernels.per_output import Kernels
+from numpyro_dgp.kernels.per_output import Kernels, every, shared
 from numpyro_dgp.math.linalg import set_diagonal
 from numpyro_dgp.means import Mean
 
@@ -234,7 +233,7 @@ class InducedFunction(FeatureFunction):
     def _require_slopes(self, column: int | None) -> None:
         """Refuse a slope if functions of the kernel have too few derivatives."""
         columns = (*self.slopes_taken, column)  # one derivative for each slope that is taken
-        for kernel in (self.kernels,) if isinstance(self.kernels, Kernel) else self.kernels:
+        for kernel in every(self.kernels):
             least = min((smoothness(kernel, d) for d in columns), key=lambda found: found.derivatives)
             if least.derivatives < len(columns):
                 raise expected(
@@ -313,7 +312,7 @@ class FunctionalOf(InducedFunction):
 
     def prior_variance(self, rows: Array) -> Array:
         variances = jax.vmap(lambda row: self._between(row[None], row[None])[:, 0, 0], out_axes=1)(rows)
-        return variances[0] if isinstance(self.kernels, Kernel) else variances
+        return variances[0] if shared(self.kernels) else variances
 
     def covariance(self, x: Array, y: Array | None = None) -> Array:
         flat = [a.reshape(-1, *a.shape[-2:]) for a in (x, x if y is None else y)]

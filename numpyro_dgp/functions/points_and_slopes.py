@@ -18,8 +18,7 @@ from numpyro_dgp.functions.functionals import DirectionalSlope, smoothness
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.points import whiten_columns
 from numpyro_dgp.functions.weights import InducingPrior, Weights, matvec, whitened_values
-from numpyro_dgp.kernels import Kernel
-from numpyro_dgp.kernels.per_output import Kernels, covariances, cross_covariance, features, gram, variances
+from numpyro_dgp.kernels.per_output import Kernels, covariances, cross_covariance, every, features, gram, variances
 from numpyro_dgp.math.linalg import matmul
 from numpyro_dgp.math.whitening import inverse_cholesky
 from numpyro_dgp.means import Mean
@@ -128,7 +127,7 @@ class PointsAndSlopes(Checked):
                 f"plate {plates_around()[0].name!r}",
                 "a function for each of its members has dgp.Points(Z)",
             )
-        for kernel in (kernels,) if isinstance(kernels, Kernel) else kernels:
+        for kernel in every(kernels):
             least = smoothness(kernel, None)
             if least.derivatives < 1:
                 raise expected(
