@@ -9,6 +9,7 @@ inducing values v. Its features and covariances are functionals of those of f:
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -282,10 +283,14 @@ class FunctionalOf(InducedFunction):
 
     @property
     def slopes_taken(self) -> tuple[int | None, ...]:
-        taken = self.base.slopes_taken
-        if isinstance(self.functional, DirectionalSlope):
-            return (*taken, None)
-        return (*taken, self.functional.column) if isinstance(self.functional, Slope) else taken
+        return (*self.base.slopes_taken, *self.functional.columns)
+
+    @property
+    def of_values(self) -> FeatureFunction:
+        return self.base.of_values
+
+    def applied(self, values: Callable[[Array], Array], rows: Array) -> Array:
+        return self.functional(lambda inputs: self.base.applied(values, inputs), rows)
 
     @property
     def size(self) -> int:

@@ -71,11 +71,11 @@ class PointsAndSlopes(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("Z", "at", "directions"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, own_numbers(name, getattr(self, name)))
-                require_finite(name, getattr(self, name), "build them from clean data")
-        shapes = {name: np.shape(getattr(self, name)) for name in ("Z", "at") if getattr(self, name) is not None}
+        for name, values in (("Z", self.Z), ("at", self.at), ("directions", self.directions)):
+            if values is not None:
+                object.__setattr__(self, name, values := own_numbers(name, values))
+                require_finite(name, values, "build them from clean data")
+        shapes = {name: np.shape(values) for name, values in (("Z", self.Z), ("at", self.at)) if values is not None}
         expect(
             not any(len(shape) != 2 or 0 in shape for shape in shapes.values())
             and len({s[1] for s in shapes.values()}) <= 1,

@@ -166,6 +166,15 @@ class FeatureFunction:
         """Whether outputs have features of their own."""
         return not shared(self.kernels)
 
+    @property
+    def of_values(self) -> FeatureFunction:
+        """The function that this is a functional of, such as a slope; the function itself."""
+        return self
+
+    def applied(self, values: Callable[[Array], Array], rows: Array) -> Array:
+        """The functionals, at these rows, of ``values``, which treats the inputs of :attr:`of_values` one by one."""
+        return values(rows)
+
     def at_points(self, output: int | None) -> PointValues | None:
         """An output as a function represented by its values at points; ``None`` for other representations.
 
