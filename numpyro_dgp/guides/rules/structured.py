@@ -32,12 +32,12 @@ from numpyro_dgp._data import own
 from numpyro_dgp._fields import scale
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.functions.function_values import FunctionValues, Values, sum_event
+from numpyro_dgp.functions.function_values import FunctionValues, Values
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.guides.rules.inducing_values import row_scaled_tril
 from numpyro_dgp.guides.rules.rule import Rule, SiteContext, require_site
 from numpyro_dgp.math.gaussians import expected_kl, log_density, log_determinant
-from numpyro_dgp.math.linalg import cholesky, einsum, matmul, orthonormal, solve_lower, tensordot
+from numpyro_dgp.math.linalg import cholesky, einsum, matmul, orthonormal, solve_lower, sum_event, tensordot
 
 __all__ = ["ConditionalValues", "CorrelatedOutputs", "GivenBelow", "GivenInducing", "JointOutputs"]
 
