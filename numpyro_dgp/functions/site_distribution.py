@@ -34,6 +34,8 @@ class SiteDistribution(dist.Distribution):
     all_rows_together: ClassVar[bool] = False
     """Whether the rows are part of the event, as of values that are correlated over rows."""
 
+    suggested_rule: ClassVar[str] = "dgp.guides.Normal()"
+    """A rule for the site, for messages."""
     outcomes: Any = None
     """The range of observations, where it is known."""
 
