@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints, kl_divergence
 
@@ -330,7 +331,7 @@ class GivenBelow(Rule):
         expect(
             self.slopes is None or jnp.shape(self.slopes) == expected,
             f"initial slopes at {site.name!r} of shape {expected}, inputs by outputs",
-            jnp.shape(self.slopes),
+            np.shape(self.slopes),
             f"jnp.eye({D}) passes inputs on to as many outputs",
         )
 
