@@ -22,7 +22,7 @@ from numpyro.infer import SVI
 from programs import X, Y, shallow
 
 import numpyro_dgp as dgp
-from numpyro_dgp.functions.fields_in_order import FieldsInOrder
+from numpyro_dgp.functions.site_distribution import SiteDistribution
 from numpyro_dgp.inference.checkpoints import locked
 from numpyro_dgp.inference.fit_identity import FitIdentity, digest
 from numpyro_dgp.inference.parameter_files import read_arrays, write_arrays
@@ -220,7 +220,7 @@ def test_arrays_of_distributions_have_an_order():
     def every(cls):
         return [cls, *(found for c in cls.__subclasses__() for found in every(c))]
 
-    own = [c for c in every(FieldsInOrder) if c.__module__.startswith("numpyro_dgp")]
+    own = [c for c in every(SiteDistribution) if c.__module__.startswith("numpyro_dgp")]
     assert len(own) > 20
     for cls in own:
         fields = cls.gather_pytree_data_fields()

@@ -244,7 +244,7 @@ WRONG = {
     ),
     "width": (lambda: opened(Zonal(), dgp.Harmonics(2, 1), jnp.zeros(4))(np.zeros((3, 3))), r"D = 2 columns"),
     "zonal": (lambda: Zonal(RBF(1.0, np.ones(2))), r"Zonal: expected a stationary kernel with a single lengthscale"),
-    "order": (lambda: Zonal(order=3), r"expected Zonal\(order=...\) to be 0, 1 or 2, got 3"),
+    "order": (lambda: Zonal(order=3), r"Zonal: expected order to be 0, 1 or 2, got 3"),
     "traced": (
         lambda: jax.jit(lambda s: dgp.Harmonics.around(Zonal(RBF(1.0, s)), 2, 30).columns)(0.5),
         r"Harmonics.around: expected a kernel with known hyperparameters",

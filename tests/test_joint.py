@@ -314,3 +314,11 @@ def test_observations_of_another_shape_are_refused(outputs):
     np.testing.assert_allclose(found, [prior.log_prob(draw) for draw in draws])
     np.testing.assert_allclose(prior.expand([3]).log_prob(draws), found)
     np.testing.assert_allclose(prior.expand([3]).log_prob(y), found[0])
+
+
+def test_a_likelihood_integrates_joint_values_of_a_conditioned_process():
+    """They depend on known values, and not on the prior alone: as those at each input on their own."""
+    inputs, values = jnp.linspace(0, 1, 5)[:, None], jnp.linspace(-1, 1, 5)
+    f = dgp.gp("f", kernels.RBF(), None).given(inputs, jnp.sin(values), noise=0.1)
+    alone, joint = (dgp.Likelihood(f_x, lambda v: dist.Normal(v, 0.3)) for f_x in (f(inputs), f.joint(inputs)))
+    np.testing.assert_allclose(joint.log_prob(values), alone.log_prob(values), rtol=1e-8)

@@ -13,7 +13,6 @@ from sizes import mostly_long
 
 from numpyro_dgp import kernels as K
 from numpyro_dgp._typing import Number, pytree
-from numpyro_dgp.kernels.base import expand
 from numpyro_dgp.kernels.stationary import Stationary
 from numpyro_dgp.kernels.terms import Factor
 
@@ -259,7 +258,7 @@ class Tent(K.Kernel):
 )
 def test_expanded_kernels(kernel, summands):
     X, Z = np.random.default_rng(0).normal(size=(2, 5, 4))
-    found = expand(kernel)
+    found = kernel.expanded()
     assert [str(s) for s in found] == summands
     assert not any(
         isinstance(f.kernel, K.Sum | K.Product | K.ActiveDims | K.Constant) for s in found for f in s.factors
@@ -267,7 +266,7 @@ def test_expanded_kernels(kernel, summands):
 
     def evaluate(kernel):
         total = 0
-        for s in expand(kernel):
+        for s in kernel.expanded():
             product = s.scale * jnp.ones((5, 5))
             for f in s.factors:
                 columns = slice(None) if f.columns is None else list(f.columns)
@@ -289,7 +288,7 @@ def test_columns_of_fewer_columns():
     with pytest.raises(
         ValueError, match=r"kernel.on\(0, 2\).on\(1,\): expected the outer .* at least 3 columns, got 1"
     ):
-        expand(kernel)
+        kernel.expanded()
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def values_by_row(
     of_rows: dict[str, set[int]] = {}  # by site, the axes along which the rows of the call lie
     for name in names:
         fn, plates = sites[name]["fn"], {frame.name for frame in sites[name]["cond_indep_stack"]}
-        right = {"density": 0, "inputs": 2 if getattr(values_of(fn), "all_rows_together", False) else 1}
+        right = {"density": 0, "inputs": 2 if values_of(fn).all_rows_together else 1}
         uses = [
             (below, rows, {axis + right[what] for axis in rows.axes})
             for what in right.keys() & facts[name].keys()
@@ -163,7 +163,7 @@ def _counts(sites: Trace, shapes: Mapping[str, Sequence[int]]) -> dict[tuple[str
     counts = {(label, "density"): tuple(shape)[:1] for label, shape in shapes.items()}
     for name, site in sites.items():
         if site["type"] == "sample":
-            inputs: Any = getattr(each_values_of(site["fn"])[0], "inputs", None)
+            inputs = each_values_of(site["fn"])[0].inputs
             counts[name, "density"], counts[name, "inputs"] = row_shape(site["fn"])[-1:], np.shape(inputs)[-2:-1]
     return counts
 
@@ -263,7 +263,7 @@ class Call:
     def _functions(self, name: str) -> set[str]:
         """The inducing sites of the functions that a site depends on."""
         every = [each for n in (name, *self.below.get(name, ())) for each in each_values_of(self.sites[n]["fn"])]
-        return {site for each in every if (site := getattr(getattr(each, "function", None), "site", None)) is not None}
+        return {site for each in every if (site := each.layer) is not None}
 
     def fixed_rows(self) -> dict[str, str]:
         """Sites that a fit gives, with values of its own rows, and the sites with a value per predicted row that use
@@ -346,7 +346,7 @@ def inspect_call(model: Callable[..., Any], site: str | None, args: tuple[Any, .
     for name, several in facts.items():
         used = {label for fact in several.get("function", []) for label in fact if label in rows}
         if used:
-            layers = [getattr(values.function, "site", None) for values in each_values_of(sites[name]["fn"])]
+            layers = [values.layer for values in each_values_of(sites[name]["fn"])]
             from_rows[layers[0] if layers[0] and len(layers) == 1 else name] = sorted(labels[label] for label in used)
     below: dict[str, set[str]] = {}
     for name in [name for name in sites if name in facts]:  # in the order of the program: lower layers come first
@@ -421,7 +421,7 @@ def _row_arguments(sites: Trace, facts: Any, shapes: list[tuple[int, ...]]) -> s
     """The labels of the arguments that have one row per row of the inputs of some function."""
     found = set()
     for site, several in facts.items():
-        inputs: Any = getattr(each_values_of(sites[site]["fn"])[0], "inputs", None)
+        inputs = each_values_of(sites[site]["fn"])[0].inputs
         for fact in several.get("inputs", []):
             for label, rows in fact.items():
                 if not label.startswith(_ARGUMENT):

@@ -29,7 +29,7 @@ from numpyro_dgp.analysis.sites import (
     unwrap,
     values_of,
 )
-from numpyro_dgp.functions.function_values import Values
+from numpyro_dgp.functions.site_distribution import SiteDistribution
 from numpyro_dgp.jaxprs.row_dependence import Rows, mark
 
 __all__ = ["Coupling", "coupling", "mark_rows", "ones_of", "seen_by_site"]
@@ -77,11 +77,11 @@ def seen_by_site(sites: Trace) -> dict[str, dict[str, list[Array]]]:
     return seen
 
 
-def _given(values: Any) -> dict[str, Any]:
+def _given(values: SiteDistribution) -> dict[str, Any]:
     """What function values are computed from."""
-    given: dict[str, Any] = {key: getattr(values, key, None) for key in ("inputs", "noise", "function")}
-    if getattr(given["function"], "functional", None) is not None:  # of weighted sums of another function
-        given |= {"function": given["function"].base, "points": given["function"].functional}
+    given: dict[str, Any] = {"inputs": values.inputs, "noise": values.noise, "function": values.function}
+    if (functional := getattr(values.function, "functional", None)) is not None:  # of weighted sums of another function
+        given |= {"function": values.function.base, "points": functional}
     return {key: value for key, value in given.items() if value is not None}
 
 
@@ -119,7 +119,7 @@ def coupling(sites: Trace, facts: dict[str, dict[str, list[Fact]]]) -> Coupling:
         sites: a trace of the program under :func:`mark_rows`.
         facts: by site, what :func:`seen_by_site` depends on.
     """
-    owners = {n: [_owner(values) for values in each_values_of(sites[n]["fn"])] for n in facts}
+    owners = {n: [values.layer for values in each_values_of(sites[n]["fn"])] for n in facts}
     values = {n for n in facts if site_kind(sites[n]) in ("hidden", "exact")}
     above: dict[str, Fact] = {}
     coupled: set[str] = set()
@@ -159,18 +159,12 @@ def _seen_together(fn: Any, owners: list[str | None]) -> list[str | None]:
     return [owner for n, owner in enumerate(owners) if n not in known]
 
 
-def _owner(values: Any) -> str | None:
-    """The site of the inducing values of the function of some values."""
-    return getattr(getattr(values, "function", None), "site", None)
-
-
 def _direct(site: Message, facts: dict[str, list[Fact]]) -> Fact:
     """Rows that a site depends on directly; their axes are counted from the end of its batch dimensions."""
     values = values_of(site["fn"])
-    joint = isinstance(values, Values) and values.all_rows_together
     # The number of axes to the right of the batch dimensions. Joint values depend on all inputs along the last batch
     # dimension. All rows of a function depend on its hyperparameters.
-    right = {"inputs": 2 if joint else 1, "noise": getattr(values, "event_dim", 0), "density": 0}
+    right = {"inputs": 2 if values.all_rows_together else 1, "noise": values.event_dim, "density": 0}
     found: Fact = {}
     for what, several in facts.items():
         for fact in several:

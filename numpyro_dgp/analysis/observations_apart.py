@@ -126,11 +126,10 @@ def _computed(sites: Trace) -> dict[str, dict[str, list[Array]]]:
             continue
         fn: Any = unwrap(site["fn"])
         every = each_values_of(site["fn"])
-        functions = [getattr(each, "function", None) for each in every]
         rest = [every, fn.conditional(jnp.zeros_like(fn.f_x.loc))] if is_likelihood(fn) else [fn]
         found[name] = {
-            "function": _numbers([f for f in functions if f is not None]),
-            "inputs": _numbers([getattr(each, "inputs", None) for each in every]),
+            "function": _numbers([each.function for each in every]),
+            "inputs": _numbers([each.inputs for each in every]),
             "rest": _numbers(rest),
         }
     return found

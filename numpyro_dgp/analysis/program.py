@@ -38,7 +38,7 @@ from numpyro_dgp.analysis.checks import (
 )
 from numpyro_dgp.analysis.coupling import coupling, mark_rows, seen_by_site
 from numpyro_dgp.analysis.sites import Message, Trace, each_values_of, is_likelihood, site_kind, unwrap
-from numpyro_dgp.functions.weights import StandardNormal
+from numpyro_dgp.functions.site_distribution import declared
 from numpyro_dgp.jaxprs.index_bounds import ShortArray, short_arrays
 from numpyro_dgp.jaxprs.row_dependence import Rows, known_rows, mark, result_reasons
 
@@ -204,7 +204,7 @@ def require_indexed(sites: Trace, facts: Mapping[str, Mapping[str, list[Fact]]],
         size = sites[frame.name]["args"][0]
         for name, fact in inside.items():
             site = sites[name]
-            inputs = [getattr(values, "inputs", None) for values in each_values_of(site["fn"])]
+            inputs = [values.inputs for values in each_values_of(site["fn"])]
             rows = [each for each in inputs if each is not None and _has_rows(each, 1, frame)]
             if rows and not any(fact.get("inputs", [])):
                 _refuse_unindexed(name, "inputs", frame, size)
@@ -272,7 +272,7 @@ class ProgramFacts:
         if kind in ("hidden", "observed"):
             return False
         # If values or observations are outside plates, other sites outside plates are shared unless they are latents.
-        is_latent = isinstance(unwrap(msg["fn"]), StandardNormal) and kind != "inducing"
+        is_latent = declared(unwrap(msg["fn"])).of_latents
         return not self.is_per_datum(msg) or not (_plates(msg) or is_latent)
 
     def shared_values(self, sites: Trace) -> dict[str, Array]:
@@ -387,7 +387,7 @@ def structure(sites: Trace) -> ProgramFacts:
         fn = unwrap(site["fn"])
         if kind in values:
             data.append(_plates(site))
-            values[kind] += [getattr(each, "function", None) for each in each_values_of(fn)]
+            values[kind] += [each.function for each in each_values_of(fn)]
         if site["is_observed"]:
             observed.append(_plates(site))
     # The last layer is the one under a likelihood; if all layers are drawn explicitly, it is the last one drawn.

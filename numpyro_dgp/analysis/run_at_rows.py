@@ -66,7 +66,7 @@ class OtherRows(Messenger):
 
     def postprocess_message(self, msg: Message) -> None:
         for values in each_values_of(msg["fn"]) if msg["type"] == "sample" else ():
-            if getattr(values, "function", None) is not None:
+            if values.function is not None:
                 self.values.append(values)
 
     def _value(self, msg: Message) -> Array | None:

@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 from numpyro.distributions.util import scale_and_mask
 
 from numpyro_dgp._typing import Array
-from numpyro_dgp.functions.function_values import Values
+from numpyro_dgp.functions.site_distribution import SiteDistribution, declared
 
 __all__ = [
     "Message",
@@ -47,13 +47,13 @@ def unwrap(fn: dist.Distribution) -> dist.Distribution:
         fn = fn.base_dist
     if isinstance(fn, dist.Independent):
         inside = unwrap(fn.base_dist)
-        return inside if hasattr(inside, "site_kind") else fn
+        return fn if declared(inside).site_kind is None else inside
     return fn
 
 
 def declared_kind(fn: dist.Distribution) -> str | None:
     """The kind of its site that a distribution of this package declares by ``site_kind``; ``None`` for others."""
-    return getattr(unwrap(fn), "site_kind", None)
+    return declared(unwrap(fn)).site_kind
 
 
 def is_likelihood(fn: dist.Distribution) -> bool:
@@ -81,16 +81,15 @@ def masks_around(fn: dist.Distribution) -> list[Any]:
     return found
 
 
-def values_of(fn: dist.Distribution) -> Any:
-    """The function values at a site with this distribution, or those that its likelihood integrates."""
-    inside: Any = unwrap(fn)
-    return getattr(inside, "f_x", inside)
+def values_of(fn: dist.Distribution) -> SiteDistribution:
+    """The function values at a site with this distribution, or those that its likelihood integrates; of a distribution
+    of NumPyro, one that declares nothing."""
+    return declared(unwrap(fn)).function_values
 
 
-def each_values_of(fn: dist.Distribution) -> tuple[Any, ...]:
+def each_values_of(fn: dist.Distribution) -> tuple[SiteDistribution, ...]:
     """The same by function: a likelihood may see several of them."""
-    values = values_of(fn)
-    return values.parts if isinstance(values, Values) else (values,)
+    return values_of(fn).by_function
 
 
 def row_shape(fn: dist.Distribution) -> tuple[int, ...]:

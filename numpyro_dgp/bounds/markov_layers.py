@@ -273,8 +273,47 @@ class LowRankTransition:
         return (*jnp.shape(self.left)[:2], *jnp.shape(self.right)[1:])
 
 
+class _Covariance:
+    """What a layer asks of W, the covariance of its P M inducing values given those below."""
+
+    def _root(self, P: int, M: int) -> Array:
+        """Columns (P, M, K) of which W is the sum of squares."""
+        raise NotImplementedError
+
+    def _of_outputs(self, P: int, M: int) -> Array:
+        """The parts of W of single outputs (P, M, M)."""
+        raise NotImplementedError
+
+    def _divergence(self, loc: Array) -> Array:
+        """KL[N(loc, W) || N(0, I)] of all outputs (P, M) together."""
+        raise NotImplementedError
+
+    def _shapes(self, P: int, M: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shape of the array that W is, and the one expected for P outputs with M values each."""
+        raise NotImplementedError
+
+
 @pytree
-class JointCovariance:
+class _BlockCovariance(_Covariance):
+    r"""Outputs that are independent given those below, :math:`W_p = R_p R_p^\top`, as an array R (P, M, M)."""
+
+    scale_tril: Array
+
+    def _root(self, P: int, M: int) -> Array:
+        return einsum("pmk,pq->pmqk", self.scale_tril, jnp.eye(P, dtype=self.scale_tril.dtype)).reshape(P, M, P * M)
+
+    def _of_outputs(self, P: int, M: int) -> Array:
+        return times_transpose(self.scale_tril)
+
+    def _divergence(self, loc: Array) -> Array:
+        return kl_full(loc, self.scale_tril).sum()
+
+    def _shapes(self, P: int, M: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return jnp.shape(self.scale_tril), (P, M, M)
+
+
+@pytree
+class JointCovariance(_Covariance):
     r"""One W for all outputs together, :math:`W = R R^\top`.
 
     Args:
@@ -291,9 +330,21 @@ class JointCovariance:
 
     scale_tril: Array
 
+    def _root(self, P: int, M: int) -> Array:
+        return self.scale_tril.reshape(P, M, P * M)
+
+    def _of_outputs(self, P: int, M: int) -> Array:
+        return times_transpose(self._root(P, M))
+
+    def _divergence(self, loc: Array) -> Array:
+        return kl_full(loc.reshape(-1), self.scale_tril)
+
+    def _shapes(self, P: int, M: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return jnp.shape(self.scale_tril), (P * M, P * M)
+
 
 @pytree
-class LowRankCovariance:
+class LowRankCovariance(_Covariance):
     r"""One W for all outputs together, :math:`W = \mathrm{diag}(\sigma)\,(I + F F^\top)\,\mathrm{diag}(\sigma)`.
 
     P M (J + 1) numbers; its divergence from N(0, I) takes P M J² operations.
@@ -314,6 +365,23 @@ class LowRankCovariance:
     scale: Array
     factor: Array
 
+    def _root(self, P: int, M: int) -> Array:
+        # diag(σ) and diag(σ) F side by side
+        alone = jnp.diag(self.scale.reshape(-1)).reshape(P, M, P * M)
+        return jnp.concatenate([alone, self.scale[..., None] * self.factor], -1)
+
+    def _of_outputs(self, P: int, M: int) -> Array:
+        thin = self.scale[..., None] * self.factor
+        # diag(σ)^2 + diag(σ) F F' diag(σ), for rows of one output
+        return matmul(thin, thin.mT) + jnp.square(self.scale)[..., None] * jnp.eye(M, dtype=self.scale.dtype)
+
+    def _divergence(self, loc: Array) -> Array:
+        J = self.factor.shape[-1]
+        return kl_low_rank(loc.reshape(-1), self.scale.reshape(-1), self.factor.reshape(-1, J), False)
+
+    def _shapes(self, P: int, M: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return jnp.shape(self.scale), (P, M)
+
 
 Transition: TypeAlias = Array | LowRankTransition
 Covariance: TypeAlias = Array | JointCovariance | LowRankCovariance
@@ -324,48 +392,6 @@ def coupled(U: Transition, below: Array) -> Array:
     if isinstance(U, LowRankTransition):
         return einsum("pmj,...jk->...pmk", U.left, einsum("jqr,...qrk->...jk", U.right, below))  # B (O x)
     return einsum("pmqr,...qrk->...pmk", U, below)
-
-
-def root(W: Covariance, P: int, M: int) -> Array:
-    """Columns (P, M, K) of which W is the sum of squares."""
-    if isinstance(W, JointCovariance):
-        return W.scale_tril.reshape(P, M, P * M)
-    if isinstance(W, LowRankCovariance):
-        # diag(σ) and diag(σ) F side by side
-        alone = jnp.diag(W.scale.reshape(-1)).reshape(P, M, P * M)
-        return jnp.concatenate([alone, W.scale[..., None] * W.factor], -1)
-    # Block diagonal: W_p = R_p R_p' of outputs that are independent given those below.
-    return einsum("pmk,pq->pmqk", W, jnp.eye(P, dtype=W.dtype)).reshape(P, M, P * M)
-
-
-def covariances(W: Covariance, P: int, M: int) -> Array:
-    """The parts of W of single outputs (P, M, M)."""
-    if isinstance(W, JointCovariance):
-        return times_transpose(W.scale_tril.reshape(P, M, P * M))
-    if isinstance(W, LowRankCovariance):
-        thin = W.scale[..., None] * W.factor
-        # diag(σ)^2 + diag(σ) F F' diag(σ), for rows of one output
-        return matmul(thin, thin.mT) + jnp.square(W.scale)[..., None] * jnp.eye(M, dtype=W.scale.dtype)
-    return times_transpose(W)
-
-
-def divergence(loc: Array, W: Covariance) -> Array:
-    """KL[N(loc, W) || N(0, I)] of all outputs (P, M) together."""
-    if isinstance(W, JointCovariance):
-        return kl_full(loc.reshape(-1), W.scale_tril)
-    if isinstance(W, LowRankCovariance):
-        J = W.factor.shape[-1]
-        return kl_low_rank(loc.reshape(-1), W.scale.reshape(-1), W.factor.reshape(-1, J), False)
-    return kl_full(loc, W).sum()
-
-
-def root_shape(W: Covariance, P: int, M: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape of the array that W is, and the one expected for P outputs with M values each."""
-    if isinstance(W, JointCovariance):
-        return jnp.shape(W.scale_tril), (P * M, P * M)
-    if isinstance(W, LowRankCovariance):
-        return jnp.shape(W.scale), (P, M)
-    return jnp.shape(W), (P, M, M)
 
 
 @pytree
@@ -435,6 +461,12 @@ class MarkovLayer:
     loc: Array
     scale_tril: Covariance
     noise: Array | float
+
+    @property
+    def _covariance(self) -> _Covariance:
+        """W."""
+        W = self.scale_tril
+        return W if isinstance(W, _Covariance) else _BlockCovariance(W)
 
 
 @pytree
@@ -548,7 +580,7 @@ def _first(layer: HiddenLayer, Sigma: Array) -> _State:
     one = jnp.eye(len(Sigma), dtype=TS.dtype)
     variance = jnp.square(layer.scale) + (TS * layer.weights).sum(-1)  # T Σ T' + Ω
     loc = layer.shift + einsum("npk,pk->np", layer.weights, layer.loc)
-    columns = root(layer.scale_tril, *layer.loc.shape)
+    columns = _BlockCovariance(layer.scale_tril)._root(*layer.loc.shape)
     # Outputs of the first layer are independent: Cov[v_p, h_d] = 0 unless p = d.
     return _State(layer.loc, columns, einsum("npm,pd->npmd", TS, one), loc, variance)
 
@@ -557,8 +589,9 @@ def _follow(layer: MarkovLayer, below: _State) -> tuple[Array, Array, Coupled]:
     """Means and columns of the inducing values, and what each output of them has in common with the layer's inputs."""
     mean = layer.loc + coupled(layer.transition, below.mean[..., None])[..., 0]  # U m^- + t
     moved = coupled(layer.transition, below.columns)  # U F^-, where Cov[v^-] = F^- F^-'
-    columns = jnp.concatenate([moved, root(layer.scale_tril, *layer.loc.shape)], -1)
-    own = matmul(moved, moved.mT) + covariances(layer.scale_tril, *layer.loc.shape)  # Σ = U Σ^- U' + W
+    W, sizes = layer._covariance, layer.loc.shape
+    columns = jnp.concatenate([moved, W._root(*sizes)], -1)
+    own = matmul(moved, moved.mT) + W._of_outputs(*sizes)  # Σ = U Σ^- U' + W
     with_inputs = jnp.moveaxis(coupled(layer.transition, below.with_hidden), 0, 1)  # Cov[v, h^-] = U Cov[v^-, h^-]
     return mean, columns, Coupled(mean, own, with_inputs)
 
@@ -567,7 +600,7 @@ def _divergence(layer: MarkovLayer, below: _State) -> Array:
     """E KL[q(v | v⁻) || N(0, I)]: that at the mean of v⁻, and half the trace of the covariance that U adds."""
     mean = layer.loc + coupled(layer.transition, below.mean[..., None])[..., 0]
     spread = jnp.square(coupled(layer.transition, below.columns)).sum()  # tr U Σ^- U'
-    return divergence(mean, layer.scale_tril) + 0.5 * spread
+    return layer._covariance._divergence(mean) + 0.5 * spread
 
 
 def _less_linear(target: Target, variance: Array, slope: Array, below: _State, v: Coupled) -> tuple[Target, Array]:
@@ -626,10 +659,11 @@ def _require_shapes(
         found |= {f"{name}.Z": np.shape(layer.Z), f"{name}.transition": tuple(np.shape(layer.transition))}
         wanted |= {f"{name}.Z": (L, wide), f"{name}.transition": (Q, L, wide, many), f"{name}.loc": (Q, L)}
         found |= {f"{name}.loc": np.shape(layer.loc)}
-        found[f"{name}.scale_tril"], wanted[f"{name}.scale_tril"] = root_shape(layer.scale_tril, Q, L)
+        found[f"{name}.scale_tril"], wanted[f"{name}.scale_tril"] = layer._covariance._shapes(Q, L)
         if i < len(between):
             inner, stem, slope = between[i], f"between[{i}]", (wide, Q)
-            found |= {f"{stem}.{a}": np.shape(getattr(inner, a)) for a in ("weights", "shift", "scale")}
+            found |= {f"{stem}.weights": np.shape(inner.weights), f"{stem}.shift": np.shape(inner.shift)}
+            found |= {f"{stem}.scale": np.shape(inner.scale)}
             wanted |= {f"{stem}.weights": (N, Q, L), f"{stem}.shift": (N, Q), f"{stem}.scale": (N, Q)}
             found |= {f"{stem}.slope": slope if inner.slope is None else np.shape(inner.slope)}
             wanted |= {f"{stem}.slope": slope}

@@ -75,7 +75,8 @@ class NestedLayer:
     def __post_init__(self) -> None:
         (M, D), P = np.shape(self.Z), np.shape(self.loc)[0]
         expected = {"loc": (P, M), "scale_tril": (P, M, M)} | ({} if self.W is None else {"W": (D, P)})
-        found = {name: np.shape(getattr(self, name)) for name in expected}
+        found = {"loc": np.shape(self.loc), "scale_tril": np.shape(self.scale_tril)}
+        found |= {} if self.W is None else {"W": np.shape(self.W)}
         expect(
             found == expected,
             f"shapes {expected} for Z of shape {(M, D)}",

@@ -108,10 +108,8 @@ def layer_inputs(
         given(*args, **kwargs)
     for site in sites.values():
         for drawn in each_values_of(site["fn"]) if site["type"] == "sample" else ():
-            function: Any = getattr(drawn, "function", None)
-            name: str | None = getattr(function, "site", None)
-            if name is not None:
-                found.setdefault(name, []).append(LayerInputs(drawn.inputs, function.inducing_inputs))
+            if (name := drawn.layer) is not None:
+                found.setdefault(name, []).append(LayerInputs(drawn.inputs, drawn.function.inducing_inputs))
     return found
 
 
@@ -347,9 +345,7 @@ def find_new_layers(found: Run, sites: SharedSites, program: SitesOfFit, names: 
     hidden = tuple(
         name
         for name, site in model.items()
-        if site["type"] == "sample"
-        and site_kind(site) == "hidden"
-        and getattr(values_of(site["fn"]).function, "site", None) in inducing
+        if site["type"] == "sample" and site_kind(site) == "hidden" and values_of(site["fn"]).layer in inducing
     )
     if own := [name for name in hidden if record_of(guide[name]).is_variational]:
         raise expected(

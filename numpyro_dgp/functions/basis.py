@@ -37,7 +37,7 @@ from numpyro_dgp.functions.sines import KernelSeries, SineBox
 from numpyro_dgp.functions.weights import InducingPrior, Weights, whitened_values
 from numpyro_dgp.kernels import RBF
 from numpyro_dgp.kernels.base import Kernel
-from numpyro_dgp.kernels.per_output import Kernels, variances
+from numpyro_dgp.kernels.per_output import Kernels, every, shared, stacked, variances
 from numpyro_dgp.math.belief_moments import ROWS
 from numpyro_dgp.math.linalg import matmul
 from numpyro_dgp.means import Mean
@@ -100,7 +100,7 @@ class BasisFunction(InducedFunction):
 
     def features(self, rows: Array) -> Array:
         found = [series(rows) for series in self.series]  # sqrt(rho(omega_j)) e_j(x) (N, M)
-        return checkpoint_name(found[0] if isinstance(self.kernels, Kernel) else jnp.stack(found), ROWS)
+        return checkpoint_name(stacked(self.kernels, found), ROWS)
 
     def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
         """With a draw of the weights these are multiplied by their standard deviations, and not the sines."""
@@ -109,7 +109,7 @@ class BasisFunction(InducedFunction):
         v = self.by_output(self.v.loc)
 
         def moments(rows: Array) -> Moments:
-            if isinstance(self.kernels, Kernel):
+            if shared(self.kernels):
                 loc = self.series[0].summed(rows, v)
             else:
                 loc = jnp.concatenate([s.summed(rows, w[None]) for s, w in zip(self.series, v, strict=True)], -1)
@@ -338,7 +338,7 @@ class Basis(SineBox):
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> BasisFunction:
         """Open the site of layer ``name`` and return its random function."""
-        series = tuple(KernelSeries.of(k, self) for k in ((kernels,) if isinstance(kernels, Kernel) else kernels))
+        series = tuple(KernelSeries.of(k, self) for k in every(kernels))
         sizes = {s.size for s in series}
         if len(sizes) > 1:
             raise expected(

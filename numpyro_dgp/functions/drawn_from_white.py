@@ -14,13 +14,13 @@ from numpyro_dgp._checks import expected, require_finite
 from numpyro_dgp._data import as_numbers
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.functions.fields_in_order import FieldsInOrder
 from numpyro_dgp.functions.open_plates import require_outside
+from numpyro_dgp.functions.site_distribution import SiteDistribution
 
 __all__ = ["DrawnFromWhite"]
 
 
-class DrawnFromWhite(FieldsInOrder):
+class DrawnFromWhite(SiteDistribution):
     """A Gaussian process at given places as a distribution of its own; chains sample it by independent numbers.
 
     A subclass says for messages what a ``place`` is called, in which ``order`` values go, and what to do about values

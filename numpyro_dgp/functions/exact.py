@@ -15,8 +15,7 @@ from numpyro_dgp.functions.function_values import Origin
 from numpyro_dgp.functions.joint_values import JointValues
 from numpyro_dgp.functions.points import SparseFunction, whiten_columns
 from numpyro_dgp.functions.weights import KnownWeights
-from numpyro_dgp.kernels.base import Kernel
-from numpyro_dgp.kernels.per_output import Kernels, covariances, gram
+from numpyro_dgp.kernels.per_output import Kernels, covariances, every, gram, shared
 from numpyro_dgp.math.whitening import inverse_cholesky
 from numpyro_dgp.means import Mean
 
@@ -128,8 +127,8 @@ class ExactFunction:
         kernels = self.kernels
         if noise is not None and np.size(noise) == 1:
             noise = jnp.reshape(noise, ())
-        if noise is not None and np.ndim(noise) and isinstance(kernels, Kernel):  # a matrix for every output
-            kernels = (kernels,) * (self.outputs or 1)
+        if noise is not None and np.ndim(noise) and shared(kernels):  # a matrix for every output
+            kernels = every(kernels) * (self.outputs or 1)
         K = gram(kernels, x) + noise_covariance(noise, len(x), x.dtype)
         whiten = inverse_cholesky(K, "k(X, X) of an exact process")
         # f | y is f with inducing inputs X: v = L^-1 (y - m(X)), L L' = k(X, X) + s^2 I.

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any, NoReturn, Self
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn, Self
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +22,10 @@ from numpyro.distributions import constraints, kl_divergence
 from numpyro_dgp._checks import expect, expected, require_finite
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike, pytree
-from numpyro_dgp.functions.fields_in_order import FieldsInOrder
 from numpyro_dgp.functions.open_plates import require_outside
-from numpyro_dgp.functions.weights import StandardNormal
+from numpyro_dgp.functions.site_distribution import SiteDistribution, declared
 from numpyro_dgp.math.gaussians import expected_kl
-from numpyro_dgp.math.linalg import computed_once, matmul, safe_sqrt
+from numpyro_dgp.math.linalg import computed_once, matmul, safe_sqrt, sum_event
 
 __all__ = [
     "FunctionValues",
@@ -35,7 +35,6 @@ __all__ = [
     "ProcessValues",
     "Values",
     "follows",
-    "sum_event",
 ]
 
 
@@ -54,7 +53,7 @@ class _Shape:
     __len__ = __getitem__ = __iter__  # type: ignore[assignment]
 
 
-class NotAnArray(FieldsInOrder):
+class NotAnArray(SiteDistribution):
     """A distribution that says what to do where a program computes with it: draw it, or integrate it."""
 
     __repr__ = brief
@@ -111,13 +110,8 @@ class Values(NotAnArray):
     pytree_aux_fields: tuple[str, ...] = ("follows_model",)
     loc: Array
     origin: Origin | None
-    follows_model: bool
-    site_kind: str | None = None
-    """The kind of a site with this distribution (:func:`numpyro_dgp.analysis.sites.site_kind`)."""
     correlated_parts: frozenset[int] = frozenset()
     """Of several values, those whose correlation with others is known."""
-    all_rows_together = False
-    """Whether the rows are part of the event, as of values that are correlated over rows."""
     each_by_its_own = False
     """Whether each number of a draw depends on one standard normal number, the one at its place."""
 
@@ -127,24 +121,29 @@ class Values(NotAnArray):
         super().__init__(loc.shape[:split], loc.shape[split:])
 
     @property
-    def parts(self) -> tuple[Values, ...]:
-        """The values by function; a likelihood may see several."""
-        return (self,)
-
-    @property
-    def function(self) -> Any:
+    def function(self) -> Any:  # type: ignore[override]
         """The random function, or ``None`` for values without one."""
         return None if self.origin is None else self.origin.function
 
     @property
-    def inputs(self) -> Any:
+    def inputs(self) -> Any:  # type: ignore[override]
         """The inputs it was called on (..., D)."""
         return None if self.origin is None else self.origin.inputs
 
     @property
-    def noise(self) -> Any:
+    def noise(self) -> Any:  # type: ignore[override]
         """Standard deviation of the process noise."""
         return None if self.origin is None else self.origin.noise
+
+    @property
+    def v(self) -> Any:
+        """The weights of the function; ``None`` for one without."""
+        return getattr(self.function, "v", None)
+
+    @property
+    def of_prior(self) -> bool:
+        """Whether these are values of a process without weights, under its prior."""
+        return self.site_kind == "exact" and self.v is None
 
     @property
     def support(self) -> constraints.Constraint:
@@ -181,12 +180,7 @@ class Values(NotAnArray):
 
 def follows(q: Any) -> bool:
     """Whether a guide's distribution of function values is the model's own conditional."""
-    return isinstance(q, Values) and q.follows_model
-
-
-def sum_event(values: Array, event_dim: int) -> Array:
-    """Sums over the last ``event_dim`` axes."""
-    return values.sum(tuple(range(-event_dim, 0))) if event_dim else values
+    return declared(q).follows_model
 
 
 class FunctionValues(Values):
@@ -207,6 +201,8 @@ class FunctionValues(Values):
     site_kind = "hidden"
     suggested_rule = "dgp.guides.Propagate()"
     each_by_its_own = True
+    correlated_outputs: ClassVar[bool] = False
+    """Whether the outputs at an input are correlated, as of mixtures."""
 
     def __init__(
         self,
@@ -249,6 +245,18 @@ class FunctionValues(Values):
     def marginals(self) -> FunctionValues:
         """The values at each input on its own: these. Joint and correlated values leave their correlations out."""
         return self
+
+    def unmixed(self, conditional: Callable[..., Any]) -> tuple[FunctionValues, Callable[..., Any]]:
+        """The values of the functions that these are mixtures of, and a conditional of the mixtures as one of those."""
+        return self, conditional
+
+    def of_innovations(self, conditional: Callable[..., Any]) -> Callable[..., Any]:
+        """A conditional of the values, as one of the independent numbers that a likelihood integrates."""
+        return conditional
+
+    def of_columns(self, conditional: Callable[..., Any]) -> Callable[[Array], Any]:
+        """A conditional of the values of each function, as one of all columns."""
+        return conditional
 
     def mix(self, W: ArrayLike) -> MixedValues:
         r"""Values of P linear mixtures of the Q functions, :math:`f(x) = W g(x)`, inside a ``Likelihood``.
@@ -296,6 +304,7 @@ class MixedValues(FunctionValues):
     """
 
     pytree_data_fields = ("functions", "W")
+    correlated_outputs = True
 
     def __init__(self, functions: FunctionValues, W: ArrayLike) -> None:
         Q = functions.event_shape
@@ -317,6 +326,9 @@ class MixedValues(FunctionValues):
     def mixed(self, g: Array) -> Array:
         """Mixtures (..., P) of numbers (..., Q), one per function."""
         return matmul(g, self.W.T)
+
+    def unmixed(self, conditional: Callable[..., Any]) -> tuple[FunctionValues, Callable[..., Any]]:
+        return self.functions, lambda g: conditional(self.mixed(g))
 
     def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
         return self.mixed(self.functions.sample(key, sample_shape)), []
@@ -391,11 +403,6 @@ def _kl_values(q: FunctionValues, p: FunctionValues) -> Array:
     # E (m_q - m_p(v))^2 = (m_q - m_p)^2 + spread
     square = jnp.square(q.loc - p.loc) + (0 if p.spread is None else p.spread)
     return sum_event(expected_kl(q.variance, square, p.conditional_variance), q.event_dim)
-
-
-@kl_divergence.register(FunctionValues, StandardNormal)
-def _kl_values_prior(q: FunctionValues, p: StandardNormal) -> Array:
-    return sum_event(expected_kl(q.variance, jnp.square(q.loc), 1.0), q.event_dim)
 
 
 class ProcessValues(Values):

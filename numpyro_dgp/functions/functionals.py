@@ -10,15 +10,14 @@ How many derivatives the random functions of a kernel have, in mean square, alon
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._typing import Array, pytree, static
-from numpyro_dgp.kernels.base import ActiveDims, Kernel, Product, Sum
+from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.math.linalg import matmul
 
 __all__ = ["DirectionalSlope", "LinearFunctional", "Slope", "Smoothness", "WeightedSum", "between", "smoothness"]
@@ -33,6 +32,11 @@ class Slope:
     """
 
     column: int = static()
+
+    @property
+    def columns(self) -> tuple[int | None, ...]:
+        """The columns of the slopes that it takes, ``None`` for another direction."""
+        return (self.column,)
 
     def width(self, dims: int) -> int:
         """Columns of the rows, where the function has ``dims``."""
@@ -52,6 +56,8 @@ class Slope:
 @pytree
 class DirectionalSlope:
     r"""Slopes :math:`e^\top \nabla f(x)` at rows (N, 2 D), each an input x and the direction e of its slope."""
+
+    columns: ClassVar[tuple[int | None, ...]] = (None,)
 
     def width(self, dims: int) -> int:
         """Columns of the rows, where the function has ``dims``."""
@@ -76,6 +82,7 @@ class WeightedSum:
     """
 
     points: Array
+    columns: ClassVar[tuple[int | None, ...]] = ()
 
     def width(self, dims: int) -> int:
         """Columns of the rows, where the function has ``dims``."""
@@ -145,12 +152,6 @@ def smoothness(kernel: Kernel, column: int | None) -> Smoothness:
         >>> smoothness(kernel, 0), smoothness(RBF(), 0).derivatives
         (Smoothness(derivatives=2, part='Matern52'), inf)
     """
-    if isinstance(kernel, ActiveDims):
-        if column is not None and column not in kernel.dims:
-            return Smoothness(math.inf, type(kernel).__name__)
-        return smoothness(kernel.kernel, None if column is None else kernel.dims.index(column))
-    nodes = jax.tree.leaves(kernel, is_leaf=lambda node: isinstance(node, Kernel) and node is not kernel)
-    inside = column if isinstance(kernel, Sum | Product) else None  # others may give their parts other columns
-    parts = [smoothness(node, inside) for node in nodes if isinstance(node, Kernel)]
-    own = Smoothness(getattr(kernel, "num_derivatives", math.inf), type(kernel).__name__)
+    parts = [smoothness(*part) for part in kernel.inside(column)]
+    own = Smoothness(kernel.num_derivatives, type(kernel).__name__)
     return min([own, *parts], key=lambda found: found.derivatives)

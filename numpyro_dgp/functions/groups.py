@@ -28,7 +28,7 @@ from numpyro_dgp.functions.weights import (
 )
 from numpyro_dgp.kernels import Categorical, Kernel, PerGroup
 from numpyro_dgp.kernels.categorical import is_label
-from numpyro_dgp.kernels.per_output import Kernels
+from numpyro_dgp.kernels.per_output import Kernels, every, shared
 from numpyro_dgp.math.linalg import einsum, matmul, rows_times
 from numpyro_dgp.math.row_blocks import in_blocks
 from numpyro_dgp.math.whitening import inverse_cholesky, open_variance
@@ -55,30 +55,30 @@ def open_in_plate(
             f"{groups.subsample_size} of {L} in plate {groups.name!r}",
             "leave subsample_size out there, and take some rows at a time in the plate of the rows",
         )
-    if not isinstance(kernels, Kernel):
+    if not shared(kernels):
         raise expected(
             f"one kernel in plate {groups.name!r}",
-            len(kernels),
+            len(every(kernels)),
             "kernels with one per group are dgp.kernels.PerGroup(jax.vmap(dgp.kernels.RBF)(variance, lengthscale))",
-        )
-    if isinstance(kernels, PerGroup) and kernels.groups != L:
-        raise expected(
-            f"hyperparameters of {L} groups, as many as plate {groups.name!r} has",
-            f"those of {kernels.groups}",
-            "draw them in the same plate",
         )
     expect(
         Z.ndim != 3 or len(Z) == L,
         f"inducing inputs Z of shape (M, D), or ({L}, M, D) with a block per group of plate {groups.name!r}",
         Z.shape,
     )
-    own, labelled = kernels, kernels
-    if isinstance(kernels, PerGroup):
-        own = kernels.kernel
+    (own,) = (labelled,) = every(kernels)
+    if isinstance(labelled, PerGroup):
+        expect(
+            labelled.groups == L,
+            f"hyperparameters of {L} groups, as many as plate {groups.name!r} has",
+            f"those of {labelled.groups}",
+            "draw them in the same plate",
+        )
+        own = labelled.kernel
         K = jax.vmap(lambda k, z: k.gram(z), (0, 0 if Z.ndim == 3 else None))(own, Z)  # k_g(Z_g, Z_g) (L, M, M)
     else:
         # k((x, g), (x', g')) = k(x, x') [g = g']
-        labelled = kernels.on(*range(dims)) * Categorical(L, correlation=0.0).on(dims)
+        labelled = own.on(*range(dims)) * Categorical(L, correlation=0.0).on(dims)
         K = own.gram(Z)
     whiten = inverse_cholesky(K, f"k(Z, Z) of gp {name!r}")
     shape = (L * (outputs or 1), Z.shape[-2])
@@ -154,16 +154,16 @@ class GroupedFunction(InducedFunction):
     def _blocks(self, rows: Array) -> tuple[Array, Array]:
         x, labels = rows[:, :-1], rows[:, -1].astype(int)
         whiten = self.whiten.astype(jnp.result_type(rows, self.whiten))
-        if self.Z.ndim == 2 and not isinstance(self.kernels, PerGroup):
+        of_groups = self.kernels if isinstance(self.kernels, PerGroup) else None
+        if self.Z.ndim == 2 and of_groups is None:
             return rows_times(self.own(x, self.Z).astype(whiten.dtype), whiten.T), labels  # a = L^-1 k(Z, x)
 
         def covariances(k: Kernel, x: Array, Z: Array) -> Array:
             return k(x[None], Z)[0]
 
-        batched = isinstance(self.kernels, PerGroup)
-        own = self.kernels.of(labels) if isinstance(self.kernels, PerGroup) else self.own
+        own = self.own if of_groups is None else of_groups.of(labels)
         Z = self.Z[labels] if self.Z.ndim == 3 else self.Z
-        cross = jax.vmap(covariances, (0 if batched else None, 0, 0 if self.Z.ndim == 3 else None))(own, x, Z)
+        cross = jax.vmap(covariances, (None if of_groups is None else 0, 0, 0 if self.Z.ndim == 3 else None))(own, x, Z)
         return einsum("nij,nj->ni", whiten[labels], cross.astype(whiten.dtype)), labels  # a_n = L_g^-1 k_g(Z_g, x_n)
 
     def features(self, rows: Array) -> Array:

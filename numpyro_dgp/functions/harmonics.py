@@ -27,7 +27,7 @@ from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.weights import InducingPrior, Weights, matvec, whitened_values
 from numpyro_dgp.kernels.base import Kernel
-from numpyro_dgp.kernels.per_output import Kernels, covariances, variances
+from numpyro_dgp.kernels.per_output import Kernels, by_kernel, covariances, every, variances
 from numpyro_dgp.kernels.sphere import ZonalKernel
 from numpyro_dgp.math.linalg import jitter, matmul
 from numpyro_dgp.math.spherical_harmonics import degree_shares, harmonics, num_harmonics, zonal_polynomials
@@ -137,8 +137,7 @@ class Harmonics(Checked):
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> HarmonicFunction:
         """Open the site of layer ``name`` and return its random function."""
         degrees = self.degrees
-        every = (kernels,) if isinstance(kernels, Kernel) else kernels
-        found = {_dims(kernel, self.columns) for kernel in every}
+        found = {_dims(kernel, self.columns) for kernel in every(kernels)}
         if len(found) > 1:
             raise expected(
                 "kernels of all outputs on the same sphere",
@@ -238,12 +237,14 @@ class HarmonicFunction(InducedFunction):
             a = jnp.maximum(a, _NOTHING * jax.lax.stop_gradient(a.sum()))
             return a if last is not None else a[jnp.array(self.degrees)]
 
-        return self._by_kernel(of)
+        return by_kernel(of, self.kernels)
 
     def total(self) -> Array:
         """Variances of all parts together, or (P,) where outputs differ."""
         # kappa(0) = sum_l a_l
-        return self._by_kernel(lambda kernel: _at_angle_zero(kernel, jnp.result_type(*jax.tree.leaves(kernel), float)))
+        return by_kernel(
+            lambda kernel: _at_angle_zero(kernel, jnp.result_type(*jax.tree.leaves(kernel), float)), self.kernels
+        )
 
     def features(self, rows: Array) -> Array:
         shares = self.shares()
@@ -255,7 +256,7 @@ class HarmonicFunction(InducedFunction):
             scaled = [jnp.sqrt(a).astype(rows.dtype) * part for a, part in zip(shares, parts, strict=True)]
             return kernel.factor(rows)[:, None] * jnp.concatenate(scaled, -1)  # r(x) [sqrt(a_l) B_l]_l
 
-        return self._by_kernel(of, shares)
+        return by_kernel(of, self.kernels, shares)
 
     def prior_variance(self, rows: Array) -> Array:
         return variances(self.kernels, rows)
@@ -272,7 +273,7 @@ class HarmonicFunction(InducedFunction):
             # r(x)^2 (kappa(0) - sum of the a_l kept), at least the jitter
             return jnp.square(kernel.factor(rows)) * jnp.maximum(total - shares.sum(), least * total)
 
-        return self._by_kernel(of, self.shares())
+        return by_kernel(of, self.kernels, self.shares())
 
     def held(self) -> HarmonicFunction:
         return dataclasses.replace(self, kernels=jax.lax.stop_gradient(self.kernels))
@@ -296,8 +297,8 @@ class HarmonicFunction(InducedFunction):
             kernel = kernel.cast(rows.dtype)
             total = _at_angle_zero(kernel, rows.dtype)
             # a_l of the open degrees, and what is left of kappa(0) beyond L.
-            every = jnp.append(shares, jnp.maximum(total - shares.sum(), _NOTHING * total))[open_]
-            which = jax.random.categorical(degree_key, jnp.log(every), shape=(num,))
+            left = jnp.append(shares, jnp.maximum(total - shares.sum(), _NOTHING * total))[open_]
+            which = jax.random.categorical(degree_key, jnp.log(left), shape=(num,))
             cosine = matmul(kernel.directions(rows), ends)
             found, polynomials = jnp.zeros_like(cosine), zonal_polynomials(self.sphere, cosine)
             for degree in range(last + 2):
@@ -306,13 +307,7 @@ class HarmonicFunction(InducedFunction):
                 if degree in open_:
                     found = jnp.where(which == np.searchsorted(open_, degree), polynomial, found)
             # r(x) sqrt(sum_l a_l) sqrt(N_l) P_l(x . w), of degree l with probability a_l / sum_l a_l
-            return kernel.factor(rows)[:, None] * jnp.sqrt(every.sum()) * found
+            return kernel.factor(rows)[:, None] * jnp.sqrt(left.sum()) * found
 
-        others = self._by_kernel(of, self.shares(last))
+        others = by_kernel(of, self.kernels, self.shares(last))
         return matvec(weights, others) + matvec(v, self.features(rows)), v
-
-    def _by_kernel(self, function: Any, *arrays: Array) -> Array:
-        """``function`` of the kernel, or of the kernels of all outputs, stacked."""
-        if isinstance(self.kernels, Kernel):
-            return function(self.kernels, *arrays)
-        return jnp.stack([function(k, *(a[i] for a in arrays)) for i, k in enumerate(self.kernels)])

@@ -9,6 +9,7 @@ inducing values v. Its features and covariances are functionals of those of f:
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,8 +33,7 @@ from numpyro_dgp.functions.functionals import (
 from numpyro_dgp.functions.joint_values import JointValues
 from numpyro_dgp.functions.random_function import FeatureFunction
 from numpyro_dgp.functions.weights import Weights
-from numpyro_dgp.kernels.base import Kernel
-from numpyro_dgp.kernels.per_output import Kernels
+from numpyro_dgp.kernels.per_output import Kernels, every, shared
 from numpyro_dgp.math.linalg import set_diagonal
 from numpyro_dgp.means import Mean
 
@@ -234,7 +234,7 @@ class InducedFunction(FeatureFunction):
     def _require_slopes(self, column: int | None) -> None:
         """Refuse a slope if functions of the kernel have too few derivatives."""
         columns = (*self.slopes_taken, column)  # one derivative for each slope that is taken
-        for kernel in (self.kernels,) if isinstance(self.kernels, Kernel) else self.kernels:
+        for kernel in every(self.kernels):
             least = min((smoothness(kernel, d) for d in columns), key=lambda found: found.derivatives)
             if least.derivatives < len(columns):
                 raise expected(
@@ -283,10 +283,14 @@ class FunctionalOf(InducedFunction):
 
     @property
     def slopes_taken(self) -> tuple[int | None, ...]:
-        taken = self.base.slopes_taken
-        if isinstance(self.functional, DirectionalSlope):
-            return (*taken, None)
-        return (*taken, self.functional.column) if isinstance(self.functional, Slope) else taken
+        return (*self.base.slopes_taken, *self.functional.columns)
+
+    @property
+    def of_values(self) -> FeatureFunction:
+        return self.base.of_values
+
+    def applied(self, values: Callable[[Array], Array], rows: Array) -> Array:
+        return self.functional(lambda inputs: self.base.applied(values, inputs), rows)
 
     @property
     def size(self) -> int:
@@ -313,7 +317,7 @@ class FunctionalOf(InducedFunction):
 
     def prior_variance(self, rows: Array) -> Array:
         variances = jax.vmap(lambda row: self._between(row[None], row[None])[:, 0, 0], out_axes=1)(rows)
-        return variances[0] if isinstance(self.kernels, Kernel) else variances
+        return variances[0] if shared(self.kernels) else variances
 
     def covariance(self, x: Array, y: Array | None = None) -> Array:
         flat = [a.reshape(-1, *a.shape[-2:]) for a in (x, x if y is None else y)]

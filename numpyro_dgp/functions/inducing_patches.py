@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,8 @@ from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.points import Points, SparseFunction
 from numpyro_dgp.functions.weights import Weights, matvec
-from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.convolutional import Convolutional, as_convolutional
-from numpyro_dgp.kernels.per_output import Kernels, covariances, features, variances
+from numpyro_dgp.kernels.per_output import Kernels, covariances, every, features, shared, variances
 from numpyro_dgp.math.linalg import matmul
 from numpyro_dgp.means import Mean, ZeroMean
 
@@ -63,7 +63,7 @@ class InducingPatches(Points):
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> ConvolvedFunction:  # type: ignore[override]
         """Open the sites of layer ``name`` and return its random function."""
-        given = (kernels,) if isinstance(kernels, Kernel) else kernels
+        given = every(kernels)
         found = tuple(convolved for kernel in given if (convolved := as_convolutional(kernel)) is not None)
         if len(found) < len(given):
             other = next(kernel for kernel in given if as_convolutional(kernel) is None)
@@ -90,9 +90,14 @@ class InducingPatches(Points):
                 self.Z.shape,  # type: ignore[union-attr]
                 "dgp.initial.inducing_patches(images, patches, M)",
             )
-        shared, responses = isinstance(kernels, Kernel), tuple(kernel.kernel for kernel in found)
-        g = super().open(name, responses[0] if shared else responses, outputs, ZeroMean())
-        return ConvolvedFunction(found[0] if shared else found, g.Z, g.whiten, g.v, outputs, mean, g.site)
+        of_images = found[0] if shared(kernels) else found
+        g = super().open(name, _responses(of_images), outputs, ZeroMean())
+        return ConvolvedFunction(of_images, g.Z, g.whiten, g.v, outputs, mean, g.site)
+
+
+def _responses(kernels: Any) -> Kernels:
+    """The kernels of the responses to a patch."""
+    return kernels.kernel if shared(kernels) else tuple(kernel.kernel for kernel in kernels)
 
 
 @pytree
@@ -120,9 +125,7 @@ class ConvolvedFunction(InducedFunction):
     @property
     def responses(self) -> SparseFunction:
         """g, the response to a patch, a random function with the same v: call it on patches (..., D)."""
-        kernels: Kernels = tuple(kernel.kernel for kernel in self._kernels)
-        if isinstance(self.kernels, Kernel):
-            kernels = self.kernels.kernel
+        kernels = _responses(self.kernels)
         return SparseFunction(kernels, self.Z, self.whiten, self.v, self.outputs, ZeroMean(), self.site)
 
     @property
@@ -135,7 +138,7 @@ class ConvolvedFunction(InducedFunction):
 
     @property
     def _kernels(self) -> tuple[Convolutional, ...]:
-        return (self.kernels,) if isinstance(self.kernels, Kernel) else self.kernels
+        return every(self.kernels)  # type: ignore[return-value]
 
     @property
     def outputs_differ(self) -> bool:
@@ -149,7 +152,7 @@ class ConvolvedFunction(InducedFunction):
         kernels, size = self._kernels, self.outputs or 1
         if not self.outputs_differ:
             return matmul(kernels[0].with_responses(rows, self.Z), self.whiten.T)  # A = sum_r w_r k_g(x^[r], Z) L^-T
-        kernels = kernels if isinstance(self.kernels, tuple) else kernels * size
+        kernels = kernels * size if shared(self.kernels) else kernels
         points = self.Z if self.Z.ndim == 3 else (self.Z,) * size
         cross = [kernel.with_responses(rows, Z) for kernel, Z in zip(kernels, points, strict=True)]
         return matmul(jnp.stack(cross), self.whiten.mT)

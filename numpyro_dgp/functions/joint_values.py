@@ -15,7 +15,8 @@ from numpyro.distributions import kl_divergence
 
 from numpyro_dgp._checks import expect, expected, violated
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.functions.function_values import FunctionValues, MixedValues, Origin, ProcessValues, Values, follows
+from numpyro_dgp.functions.function_values import FunctionValues, MixedValues, Origin, ProcessValues, Values
+from numpyro_dgp.functions.site_distribution import declared
 from numpyro_dgp.math.gaussians import given_covariance, kl_full, log_density, log_determinant
 from numpyro_dgp.math.linalg import checked_joint, joint_cholesky, joint_jitter, matmul, solve_lower
 from numpyro_dgp.math.whitening import inverse_lower
@@ -26,7 +27,6 @@ __all__ = [
     "JointValues",
     "KnownValues",
     "WhitenedValues",
-    "is_determined",
     "require_following",
 ]
 
@@ -144,6 +144,7 @@ class WhitenedValues(JointValues):
     """
 
     pytree_data_fields = ("shift", "root", "L")
+    of_prior = False  # type: ignore[assignment]
 
     def __init__(self, prior: JointValues, shift: Array, root: Array) -> None:
         self.shift, self.root = shift, root
@@ -182,6 +183,7 @@ def _kl_whitened(q: WhitenedValues, p: JointValues) -> Array:
 class _AtLoc(Values):
     """Values that are at ``loc``, with the log density 0 there and minus infinity elsewhere."""
 
+    determined = True
     spread: Array | None
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
@@ -219,11 +221,6 @@ class DeterminedJoint(_AtLoc, JointValues):
         return jnp.broadcast_to(self.loc, white.shape) if self.spread is None else super().from_white(white)
 
 
-def is_determined(fn: Any) -> bool:
-    """Whether v determines the values, so that they have no density."""
-    return isinstance(fn, _AtLoc)
-
-
 def require_following(name: str, values: Any, q: Any) -> None:
     """Raise if a guide gives a distribution of their own to values that v determines: they have no density.
 
@@ -235,7 +232,8 @@ def require_following(name: str, values: Any, q: Any) -> None:
     Raises:
         ValueError: such values, and a distribution that is not that of the model.
     """
-    if is_determined(values) and not (follows(q) or isinstance(q, DeterminedJoint)):
+    own = declared(q)
+    if declared(values).determined and not (own.follows_model or (own.determined and own.all_rows_together)):
         has_noise = "noise" in inspect.signature(type(values.function).__call__).parameters
         advice = (
             f"give the site the rule Propagate, sites={{{name!r}: dgp.guides.Propagate()}}"

@@ -54,8 +54,8 @@ class Standardizer:
     scale: ArrayLike
 
     def __post_init__(self) -> None:
-        for name in ("loc", "scale"):
-            value = as_numbers(f"{name} of Standardizer", getattr(self, name))
+        for name, given in (("loc", self.loc), ("scale", self.scale)):
+            value = as_numbers(f"{name} of Standardizer", given)
             require_finite(f"{name} of Standardizer", value, "Standardizer.fit(values) finds both")
             object.__setattr__(self, name, value)
         require_positive("scale", self.scale, "Standardizer.fit(values) finds one")

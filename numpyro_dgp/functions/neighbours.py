@@ -25,8 +25,7 @@ from numpyro_dgp._fields import Checked, count
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
 from numpyro_dgp.functions.function_inputs import checked_inputs, mean_values, noise_variance, require_noise
 from numpyro_dgp.functions.function_values import FunctionValues, Origin, ProcessValues
-from numpyro_dgp.kernels.base import Kernel
-from numpyro_dgp.kernels.per_output import Kernels, covariances
+from numpyro_dgp.kernels.per_output import Kernels, covariances, every
 from numpyro_dgp.math.linalg import einsum, jitter
 from numpyro_dgp.math.vecchia import (
     ConditioningSets,
@@ -148,8 +147,7 @@ def nuggets(kernels: Kernels, x: Array, noise: ArrayLike | None) -> Array:
 
 def _variances(kernels: Kernels, x: Array) -> Array:
     """k(x, x) at rows (..., N, D): shape (..., P, N), P = 1 where outputs share it."""
-    shared = (kernels,) if isinstance(kernels, Kernel) else kernels
-    return jnp.stack([k.diag(x) for k in shared], -2)
+    return jnp.stack([k.diag(x) for k in every(kernels)], -2)
 
 
 def conditionals(kernels: Kernels, rows: Array, others: Array, present: Array, nugget: Array) -> tuple[Array, Array]:

@@ -6,7 +6,7 @@ Parameters that layers open for their inducing inputs, kept apart from those of 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,16 @@ from numpyro_dgp.functions.groups import GroupedFunction, open_in_plate
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.random_function import Moments, PointValues
 from numpyro_dgp.functions.weights import InducingPrior, Weights, matvec, whitened_values
-from numpyro_dgp.kernels.base import summands
-from numpyro_dgp.kernels.per_output import Kernels, covariances, cross_covariance, features, gram, variances
+from numpyro_dgp.kernels.per_output import (
+    Kernels,
+    covariances,
+    cross_covariance,
+    every,
+    features,
+    gram,
+    shared,
+    variances,
+)
 from numpyro_dgp.math.belief_moments import belief_moments
 from numpyro_dgp.math.linalg import jitter, matmul, nugget, rows_times
 from numpyro_dgp.math.whitening import inverse_cholesky, open_variance, relative_change
@@ -232,8 +240,7 @@ class SparseFunction(InducedFunction):
             "take it from posterior.layers(key, X)",
             at="f.summands",
         )
-        several = self.kernels if isinstance(self.kernels, tuple) else (self.kernels,)
-        parts = [summands(kernel) for kernel in several]
+        parts = [kernel.summands() for kernel in every(self.kernels)]
         if len({len(each) for each in parts}) > 1:
             raise expected(
                 "kernels of all outputs with equally many summands",
@@ -241,11 +248,9 @@ class SparseFunction(InducedFunction):
                 "add a kernel of a tiny variance",
                 at="f.summands",
             )
-        chosen = zip(*parts, strict=True) if isinstance(self.kernels, tuple) else ((k,) for k in parts[0])
-        kernels = [tuple(each) if isinstance(self.kernels, tuple) else each[0] for each in chosen]
+        kernels: Sequence[Kernels] = parts[0] if shared(self.kernels) else list(zip(*parts, strict=True))
         return tuple(
-            SummandFunction(k, self.Z, self.whiten, self.v, self.outputs, ZeroMean(), self.site)  # type: ignore[arg-type]
-            for k in kernels
+            SummandFunction(k, self.Z, self.whiten, self.v, self.outputs, ZeroMean(), self.site) for k in kernels
         )
 
     def whitened_values_of(self, other: InducedFunction) -> tuple[Array, Array]:

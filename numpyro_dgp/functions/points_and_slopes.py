@@ -18,8 +18,7 @@ from numpyro_dgp.functions.functionals import DirectionalSlope, smoothness
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.points import whiten_columns
 from numpyro_dgp.functions.weights import InducingPrior, Weights, matvec, whitened_values
-from numpyro_dgp.kernels import Kernel
-from numpyro_dgp.kernels.per_output import Kernels, covariances, cross_covariance, features, gram, variances
+from numpyro_dgp.kernels.per_output import Kernels, covariances, cross_covariance, every, features, gram, variances
 from numpyro_dgp.math.linalg import matmul
 from numpyro_dgp.math.whitening import inverse_cholesky
 from numpyro_dgp.means import Mean
@@ -72,11 +71,11 @@ class PointsAndSlopes(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("Z", "at", "directions"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, own_numbers(name, getattr(self, name)))
-                require_finite(name, getattr(self, name), "build them from clean data")
-        shapes = {name: np.shape(getattr(self, name)) for name in ("Z", "at") if getattr(self, name) is not None}
+        for name, values in (("Z", self.Z), ("at", self.at), ("directions", self.directions)):
+            if values is not None:
+                object.__setattr__(self, name, values := own_numbers(name, values))
+                require_finite(name, values, "build them from clean data")
+        shapes = {name: np.shape(values) for name, values in (("Z", self.Z), ("at", self.at)) if values is not None}
         expect(
             not any(len(shape) != 2 or 0 in shape for shape in shapes.values())
             and len({s[1] for s in shapes.values()}) <= 1,
@@ -128,7 +127,7 @@ class PointsAndSlopes(Checked):
                 f"plate {plates_around()[0].name!r}",
                 "a function for each of its members has dgp.Points(Z)",
             )
-        for kernel in (kernels,) if isinstance(kernels, Kernel) else kernels:
+        for kernel in every(kernels):
             least = smoothness(kernel, None)
             if least.derivatives < 1:
                 raise expected(

@@ -31,7 +31,7 @@ from numpyro_dgp.functions.function_values import FunctionValues, Origin, Proces
 from numpyro_dgp.functions.joint_values import Determined, DeterminedJoint, JointValues, KnownValues
 from numpyro_dgp.functions.weights import FunctionDraw, Weights, matvec
 from numpyro_dgp.kernels.base import Kernel
-from numpyro_dgp.kernels.per_output import Kernels
+from numpyro_dgp.kernels.per_output import Kernels, every, shared
 from numpyro_dgp.math.belief_moments import ROWS
 from numpyro_dgp.math.linalg import conditional_cholesky, matmul, rounding_scale, solve_lower
 from numpyro_dgp.math.row_blocks import in_blocks
@@ -164,7 +164,16 @@ class FeatureFunction:
     @property
     def outputs_differ(self) -> bool:
         """Whether outputs have features of their own."""
-        return isinstance(self.kernels, tuple)
+        return not shared(self.kernels)
+
+    @property
+    def of_values(self) -> FeatureFunction:
+        """The function that this is a functional of, such as a slope; the function itself."""
+        return self
+
+    def applied(self, values: Callable[[Array], Array], rows: Array) -> Array:
+        """The functionals, at these rows, of ``values``, which treats the inputs of :attr:`of_values` one by one."""
+        return values(rows)
 
     def at_points(self, output: int | None) -> PointValues | None:
         """An output as a function represented by its values at points; ``None`` for other representations.
@@ -365,7 +374,7 @@ class FeatureFunction:
     def checked(self, x: ArrayLike, noise: ArrayLike | None = None) -> Array:
         """Inputs as an array, checked, with their noise."""
         found = checked_inputs(x, self.dims, noise)
-        for kernel in (self.kernels,) if isinstance(self.kernels, Kernel) else self.kernels:
+        for kernel in every(self.kernels):
             kernel.check_inputs(found)
         return found
 

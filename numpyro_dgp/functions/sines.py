@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from functools import reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from jax.ad_checkpoint import checkpoint_name
 from numpyro_dgp._checks import expect, expected, require_finite, violated
 from numpyro_dgp._data import own_numbers
 from numpyro_dgp._typing import Array, ArrayLike, Number, pytree, static
-from numpyro_dgp.kernels.base import Kernel, expand
+from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.terms import Summand
 from numpyro_dgp.math.belief_moments import ROWS
 from numpyro_dgp.math.linalg import matmul, products_in_rows, safe_sqrt
@@ -121,10 +121,10 @@ class SineBox:
             self.size,
             "dgp.Basis.around(X, lengthscale) chooses",
         )
-        for name in ("low", "high"):
-            if not isinstance(getattr(self, name), int | float):
-                object.__setattr__(self, name, own_numbers(name, getattr(self, name)))
-            require_finite(name, getattr(self, name), "give finite ends of the interval")
+        for name, end in (("low", self.low), ("high", self.high)):
+            if not isinstance(end, int | float):
+                object.__setattr__(self, name, end := own_numbers(name, end))
+            require_finite(name, end, "give finite ends of the interval")
         shapes = [np.shape(self.low), np.shape(self.high), (len(sizes),) if len(sizes) > 1 else ()]
         columns = {shape[0] for shape in shapes if shape and shape != (1,)}
         if any(len(shape) > 1 for shape in shapes) or len(columns) > 1:
@@ -179,6 +179,11 @@ class Sines:
     length: Array
     root: Array
 
+    @property
+    def bounded(self) -> tuple[int, ...]:
+        """The columns along which they are zero outside of the box."""
+        return self.columns
+
     @classmethod
     def of(cls, parts: list[tuple[Number, Kernel]], columns: tuple[int, ...], box: SineBox) -> Sines:
         """Of a sum of multiples of kernels with a spectral density."""
@@ -223,6 +228,8 @@ class OwnFunctions:
     kernel: Kernel
     columns: tuple[int, ...] = static()
     sizes: tuple[int, ...] = static()
+    bounded: ClassVar[tuple[int, ...]] = ()
+    root: ClassVar[None] = None
 
     def __call__(self, x: Array) -> Array:
         """Values at rows x (N, D), times the standard deviations: (N, M)."""
@@ -280,7 +287,7 @@ class KernelSeries:
         """
         densities: dict[tuple[int, ...], list[tuple[Number, Kernel]]] = {}
         terms = []
-        for summand in expand(kernel):
+        for summand in kernel.expanded():
             columns = [_columns(factor.columns, box) for factor in summand.factors]
             own = [_own(factor.kernel, c, box) for factor, c in zip(summand.factors, columns, strict=True)]
             wide = [c for c, found in zip(columns, own, strict=True) if found is None and len(c) > _MOST_COLUMNS]
@@ -317,7 +324,7 @@ class KernelSeries:
         """
 
         def of_term(term: SineTerm) -> Array:
-            roots = [f.root for f in term.factors if isinstance(f, Sines)]
+            roots = [f.root for f in term.factors if f.root is not None]
             expect(
                 roots and len(roots) >= len(term.factors),
                 (
@@ -336,8 +343,7 @@ class KernelSeries:
     @property
     def bounded(self) -> tuple[int, ...]:
         """The columns whose functions are zero outside of the box."""
-        bounded = [f for term in self.terms for f in term.factors if isinstance(f, Sines)]
-        return tuple(sorted({column for f in bounded for column in f.columns}))
+        return tuple(sorted({column for term in self.terms for f in term.factors for column in f.bounded}))
 
 
 def _columns(columns: tuple[int, ...] | None, box: SineBox) -> tuple[int, ...]:

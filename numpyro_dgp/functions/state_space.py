@@ -36,7 +36,7 @@ from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.functions.random_function import Moments
 from numpyro_dgp.functions.weights import InducingPrior, Weights, matvec, whitened_values
 from numpyro_dgp.kernels import Kernel, as_kernel
-from numpyro_dgp.kernels.per_output import Kernels, covariances, variances
+from numpyro_dgp.kernels.per_output import Kernels, covariances, every, shared, stacked, variances
 from numpyro_dgp.kernels.state_space_forms import StateSpaceForm
 from numpyro_dgp.math.kalman import Observed, log_evidence, prior_states, shock_factors, smoothed
 from numpyro_dgp.math.linalg import einsum, jitter, matmul
@@ -162,12 +162,8 @@ class StateFunction(InducedFunction):
         """The times of the states (M,)."""
         return self.states[0].times
 
-    def _stack(self, found: list[Array]) -> Array:
-        """(P, ...) where outputs have kernels of their own, without the first axis where they share one."""
-        return found[0] if isinstance(self.kernels, Kernel) else jnp.stack(found)
-
     def features(self, rows: Array) -> Array:
-        return self._stack([s.features(rows[:, 0]).reshape(len(rows), self.size) for s in self.states])
+        return stacked(self.kernels, [s.features(rows[:, 0]).reshape(len(rows), self.size) for s in self.states])
 
     def prior_variance(self, rows: Array) -> Array:
         return variances(self.kernels, rows)
@@ -180,8 +176,10 @@ class StateFunction(InducedFunction):
         prior = self.prior_variance(rows)
         forms = [s.form for s in self.states]
         # h' P h, the variance of the states: less than k(x, x) where waves of a kernel are left out.
-        held = self._stack([matmul(matmul(f.covariance(), f.observation()), f.observation())[None] for f in forms])
-        left = self._stack([p.left for p in places]) + jnp.maximum(prior - held, 0)
+        held = stacked(
+            self.kernels, [matmul(matmul(f.covariance(), f.observation()), f.observation())[None] for f in forms]
+        )
+        left = stacked(self.kernels, [p.left for p in places]) + jnp.maximum(prior - held, 0)
         return jnp.maximum(left, jitter(left.dtype, self.states[0].form.size) * prior)
 
     def covariance(self, x: Array, y: Array | None = None) -> Array:
@@ -203,7 +201,7 @@ class StateFunction(InducedFunction):
 
         def values(v: Array) -> Array:
             shocks = v.reshape(len(v), len(self.times), -1)
-            if isinstance(self.kernels, Kernel):
+            if shared(self.kernels):
                 return jax.vmap(self.states[0].values, in_axes=(None, 0), out_axes=1)(places[0], shocks)
             each = zip(self.states, places, shocks, strict=True)
             return jnp.stack([s.values(place, shock) for s, place, shock in each], -1)
@@ -222,7 +220,7 @@ class StateFunction(InducedFunction):
             M = len(s.times)
             at_rows.append(einsum("i,inm->nm", s.form.observation(), drawn[:, M:]))
             whitened.append(s.shocks(drawn[:, :M]).reshape(self.size, -1))
-        return matvec(weights, self._stack(at_rows)), matvec(weights, self._stack(whitened)).T
+        return matvec(weights, stacked(self.kernels, at_rows)), matvec(weights, stacked(self.kernels, whitened)).T
 
 
 def checked_times(times: ArrayLike, *, in_order: bool = True) -> Any:
@@ -319,7 +317,7 @@ class StateSpace(Checked):
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> StateFunction:
         """Open the site of layer ``name`` and return its random function."""
         dtype = jnp.result_type(jnp.asarray(self.times[:1]), float)  # type: ignore[index]
-        states = tuple(self._states(k, dtype) for k in ((kernels,) if isinstance(kernels, Kernel) else kernels))
+        states = tuple(self._states(k, dtype) for k in every(kernels))
         sizes = [s.form.size for s in states]
         expect(
             len(set(sizes)) <= 1,

@@ -23,9 +23,10 @@ from numpyro_dgp._checks import expected
 from numpyro_dgp._numpyro import each_message
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, pytree, static
-from numpyro_dgp.functions.fields_in_order import FieldsInOrder
-from numpyro_dgp.math.gaussians import kl_diagonal, kl_full, log_density, log_determinant
-from numpyro_dgp.math.linalg import einsum, fused, matmul, solve_lower, times_transpose
+from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.functions.site_distribution import SiteDistribution
+from numpyro_dgp.math.gaussians import expected_kl, kl_diagonal, kl_full, log_density, log_determinant
+from numpyro_dgp.math.linalg import einsum, fused, matmul, solve_lower, sum_event, times_transpose
 from numpyro_dgp.math.quadratic_forms import quadratic_forms
 
 __all__ = [
@@ -44,7 +45,7 @@ __all__ = [
 ]
 
 
-class StandardNormal(FieldsInOrder):
+class StandardNormal(SiteDistribution):
     """Independent N(0, 1) numbers in a dtype of their own, whatever the global x64 flag says.
 
     Args:
@@ -58,6 +59,7 @@ class StandardNormal(FieldsInOrder):
     pytree_data_fields: tuple[str, ...] = ("inputs",)
     pytree_aux_fields: tuple[str, ...] = ("dtype",)
     each_by_its_own = True
+    of_latents = True
 
     __repr__ = brief
 
@@ -104,6 +106,7 @@ class InducingPrior(StandardNormal):
 
     suggested_rule = "dgp.guides.Full()"
     site_kind = "inducing"
+    of_latents = False
 
 
 class Weights(Protocol):
@@ -149,7 +152,7 @@ class Weights(Protocol):
         """Mean and :meth:`spreading` (N, P) of rows with the features A (N, M) of the values of one group (N,) each."""
 
 
-class Belief(FieldsInOrder):
+class Belief(SiteDistribution):
     r"""A Gaussian over whitened inducing values, event shape (P, M) or (M,).
 
     Subclasses say what the Gaussian adds to the covariance of the function at inputs whose whitened
@@ -385,7 +388,7 @@ class BlockBelief(Belief):
         if self.blocks.dense_root is not None:
             root = self.blocks.dense_root.reshape(math.prod(self.event_shape[:-1]), -1, M, M)
             return mean, jnp.square(einsum("ni,pnij->pnj", A, root[:, groups])).sum(-1).T  # |R_pg' a_n|^2
-        if isinstance(self.blocks, DiagonalBelief):
+        if self.blocks.each_by_its_own:
             return mean, _of_block(self.variance, jnp.square(A), groups)  # sum_m a_nm^2 sigma_pgm^2
         return super().moments_of_block(A, groups)
 
@@ -393,6 +396,11 @@ class BlockBelief(Belief):
 def in_block(A: Array, groups: Array, count: int) -> Array:
     """Features (N, M) of rows that see one block each as those of all of them (N, L M), which are zero elsewhere."""
     return (jax.nn.one_hot(groups, count, dtype=A.dtype)[..., None] * A[:, None]).reshape(len(A), -1)
+
+
+@kl_divergence.register(FunctionValues, StandardNormal)
+def _kl_values_prior(q: FunctionValues, p: StandardNormal) -> Array:
+    return sum_event(expected_kl(q.variance, jnp.square(q.loc), 1.0), q.event_dim)
 
 
 @kl_divergence.register(FullBelief, InducingPrior)

@@ -26,6 +26,7 @@ from numpyro_dgp.analysis.program import ProgramFacts, initial_values, inspect_p
 from numpyro_dgp.analysis.run_at_rows import OtherRows, with_rows
 from numpyro_dgp.analysis.sites import Message, hide, is_likelihood, masks_around, rewrap, site_kind, unwrap
 from numpyro_dgp.functions.joint_values import require_following
+from numpyro_dgp.functions.site_distribution import declared
 from numpyro_dgp.guides.importance import Importance
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
 from numpyro_dgp.guides.rules.by_kind import Rules
@@ -295,7 +296,7 @@ class GuideHandler(Messenger):
         """The inputs of a latent and the observations in its plates, as columns, for the rows of this minibatch."""
         sites = observations(self.config.model, self.args, self.kwargs, self.indices)
         mine = [site for site in sites if site["cond_indep_stack"] == msg["cond_indep_stack"]]
-        beside = getattr(unwrap(msg["fn"]), "inputs", None)
+        beside = declared(unwrap(msg["fn"])).inputs
         columns = [] if beside is None else [beside]
         for site in mine:
             likelihood: Any = unwrap(site["fn"])

@@ -126,7 +126,7 @@ def _site(msg: Message) -> ProgramSite:
 def _name(fn: dist.Distribution) -> str:
     """The class of a distribution; of values of a function, with the classes of its kernels."""
     fn = unwrap(fn)
-    functions = [getattr(values, "function", None) for values in each_values_of(fn)]
+    functions = [values.function for values in each_values_of(fn) if values.function is not None]
     structures = [str(jax.tree.structure(getattr(function, "kernels", None))) for function in functions]
     kernels = re.findall(r"CustomNode\((\w+)\[", " ".join(structures))
     return type(fn).__name__ + (f" of a function with kernel {' '.join(kernels)}" if kernels else "")

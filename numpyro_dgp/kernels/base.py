@@ -7,6 +7,7 @@ Functions ``k(X1, X2)`` that users write, called and checked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -40,11 +41,9 @@ __all__ = [
     "Product",
     "Sum",
     "as_kernel",
-    "expand",
     "matrix",
     "no_spectral_density",
     "of_both",
-    "summands",
     "variances",
 ]
 
@@ -148,6 +147,45 @@ class Covariance:
                 "the kernel"
             ),
         )
+
+    @property
+    def num_derivatives(self) -> float:
+        """How many derivatives its random functions have, in mean square."""
+        return math.inf
+
+    def summands(self) -> tuple[Any, ...]:
+        """The kernels that it is written as a sum of, ``k1 + k2``; itself where it is none.
+
+        Example:
+            >>> from numpyro_dgp.kernels import RBF
+            >>> len((RBF() + 2.0 * RBF() + RBF() * RBF()).summands())
+            3
+        """
+        return (self,)
+
+    def expanded(self) -> tuple[Summand, ...]:
+        """As a sum of products: products of sums multiplied out, constants and columns collected.
+
+        It looks at types only, so that it can be used with traced hyperparameters. A kernel of any other class,
+        user-defined classes included, is one factor.
+
+        Raises:
+            ValueError: ``k.on(1).on(0)``, columns of fewer columns.
+
+        Example:
+            >>> from numpyro_dgp.kernels import RBF, Linear
+            >>> for summand in (2.0 * (RBF().on(1) + 3.0).on(4, 5) * Linear()).expanded():
+            ...     print(summand.scale, "*", summand)
+            2.0 * RBF.on(5,) * Linear
+            6.0 * Linear
+        """
+        return (Summand((), (Factor(self),)),)
+
+    def inside(self, column: int | None) -> list[tuple[Any, int | None]]:
+        """The kernels that it is made of and that see a column of its inputs, with the number that the column has for
+        each of them; ``None`` where that is not known."""
+        nodes = jax.tree.leaves(self, is_leaf=lambda node: isinstance(node, Covariance) and node is not self)
+        return [(node, None) for node in nodes if isinstance(node, Covariance)]
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Array:
         """Gram matrix (..., N1, N2) between inputs (..., N1, D) and (..., N2, D)."""
@@ -308,18 +346,14 @@ class Sum(Kernel):
     def state_space(self, order: int = 8) -> StateSpaceForm:
         return SumState(self.left.state_space(order), self.right.state_space(order))
 
+    def summands(self) -> tuple[Kernel, ...]:
+        return (*self.left.summands(), *self.right.summands())
 
-def summands(kernel: Kernel) -> tuple[Kernel, ...]:
-    """The kernels that a kernel is written as a sum of, ``k1 + k2``; itself where it is none.
+    def expanded(self) -> tuple[Summand, ...]:
+        return self.left.expanded() + self.right.expanded()
 
-    Example:
-        >>> from numpyro_dgp.kernels import RBF
-        >>> len(summands(RBF() + 2.0 * RBF() + RBF() * RBF()))
-        3
-    """
-    if isinstance(kernel, ActiveDims):
-        return tuple(ActiveDims(part, kernel.dims) for part in summands(kernel.kernel))
-    return (*summands(kernel.left), *summands(kernel.right)) if isinstance(kernel, Sum) else (kernel,)
+    def inside(self, column: int | None) -> list[tuple[Kernel, int | None]]:
+        return [(self.left, column), (self.right, column)]
 
 
 @pytree
@@ -356,6 +390,13 @@ class Product(Kernel):
 
     def state_space(self, order: int = 8) -> StateSpaceForm:
         return ProductState(self.left.state_space(order), self.right.state_space(order))
+
+    def expanded(self) -> tuple[Summand, ...]:
+        # (a + b) (c + d) = a c + a d + b c + b d
+        return tuple(a * b for a in self.left.expanded() for b in self.right.expanded())
+
+    def inside(self, column: int | None) -> list[tuple[Kernel, int | None]]:
+        return [(self.left, column), (self.right, column)]
 
 
 class ColumnError(ValueError):
@@ -439,6 +480,17 @@ class ActiveDims(Kernel):
             raise no_state_space(f"kernel.on{self.dims}", ", for its times are not the only column")
         return self.kernel.state_space(order)
 
+    def summands(self) -> tuple[Kernel, ...]:
+        return tuple(ActiveDims(part, self.dims) for part in self.kernel.summands())
+
+    def expanded(self) -> tuple[Summand, ...]:
+        return tuple(summand.on(self.dims) for summand in self.kernel.expanded())
+
+    def inside(self, column: int | None) -> list[tuple[Kernel, int | None]]:
+        if column is not None and column not in self.dims:
+            return []
+        return [(self.kernel, None if column is None else self.dims.index(column))]
+
 
 @pytree
 class Constant(Kernel):
@@ -475,6 +527,9 @@ class Constant(Kernel):
 
     def state_space(self, order: int = 8) -> StateSpaceForm:
         return ConstantState(jnp.asarray(self.variance))
+
+    def expanded(self) -> tuple[Summand, ...]:
+        return (Summand((self.variance,)),)
 
 
 class FromCallable(Kernel):
@@ -523,37 +578,9 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def expand(kernel: Kernel) -> tuple[Summand, ...]:
-    """A kernel as a sum of products: products of sums multiplied out, constants and columns collected.
-
-    It looks at types only, so that it can be used with traced hyperparameters. A kernel of any other class,
-    user-defined classes included, is one factor.
-
-    Raises:
-        ValueError: ``k.on(1).on(0)``, columns of fewer columns.
-
-    Example:
-        >>> from numpyro_dgp.kernels import RBF, Linear
-        >>> for summand in expand(2.0 * (RBF().on(1) + 3.0).on(4, 5) * Linear()):
-        ...     print(summand.scale, "*", summand)
-        2.0 * RBF.on(5,) * Linear
-        6.0 * Linear
-    """
-    if isinstance(kernel, Sum):
-        return expand(kernel.left) + expand(kernel.right)
-    if isinstance(kernel, Product):
-        # (a + b) (c + d) = a c + a d + b c + b d
-        return tuple(a * b for a in expand(kernel.left) for b in expand(kernel.right))
-    if isinstance(kernel, ActiveDims):
-        return tuple(summand.on(kernel.dims) for summand in expand(kernel.kernel))
-    if isinstance(kernel, Constant):
-        return (Summand((kernel.variance,)),)
-    return (Summand((), (Factor(kernel),)),)
-
-
 def _spectral_density(kernel: Kernel, omega: Array) -> Array:
     total: Any = 0
-    for summand in expand(kernel):
+    for summand in kernel.expanded():
         if summand.alone is None:
             raise no_spectral_density(str(summand))
         # Linear in the kernel: ϱ of sum_i α_i k_i is sum_i α_i ϱ_i.

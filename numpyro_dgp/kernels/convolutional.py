@@ -17,7 +17,7 @@ from numpyro_dgp._checks import expect, expect_kind, expected, require_count, re
 from numpyro_dgp._data import as_numbers, own_numbers
 from numpyro_dgp._fields import Checked, count, flag
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
-from numpyro_dgp.kernels.base import Kernel, as_kernel, expand
+from numpyro_dgp.kernels.base import Kernel, as_kernel
 from numpyro_dgp.math.linalg import matmul
 from numpyro_dgp.math.row_blocks import in_blocks
 
@@ -64,8 +64,8 @@ class Patches(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, lengths, shape in (("image", (2, 3), "(H, W) or (H, W, C)"), ("patch", (2,), "(h, w)")):
-            sizes = getattr(self, name)
+        image, patch = (self.image, (2, 3), "(H, W) or (H, W, C)"), (self.patch, (2,), "(h, w)")
+        for name, (sizes, lengths, shape) in {"image": image, "patch": patch}.items():
             expect(
                 isinstance(sizes, tuple | list) and len(sizes) in lengths,
                 f"{name}={shape}",
@@ -276,7 +276,7 @@ def as_convolutional(kernel: Kernel) -> Convolutional | None:
         >>> as_convolutional(2.0 * k).kernel.right, as_convolutional(k + k)
         (Constant(variance=2.0), None)
     """
-    summands = expand(kernel)
+    summands = kernel.expanded()
     alone = summands[0].alone if len(summands) == 1 else None
     if not isinstance(alone, Convolutional):
         return None

@@ -40,7 +40,7 @@ import numpy as np
 from numpyro_dgp._checks import expect, expected, require_inputs, violated
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.kernels import Kernel
-from numpyro_dgp.kernels.base import Factor, expand
+from numpyro_dgp.kernels.base import Factor
 from numpyro_dgp.kernels.terms import Term
 from numpyro_dgp.math.linalg import matmul, safe_sqrt
 from numpyro_dgp.math.matrix_ops import DenseOperations, DiagonalOperations
@@ -98,7 +98,7 @@ def terms(kernel: Kernel, dims: int, dtype: jnp.dtype) -> tuple[Summed, ...]:
         2
     """
     found: tuple[Summed, ...] = ()
-    for summand in expand(kernel.cast(dtype)):
+    for summand in kernel.cast(dtype).expanded():
         log_scale: Any = sum((jnp.log(scale) for scale in summand.scales), start=jnp.zeros((), dtype))  # log α
         products: tuple[Term, ...] = (Term(log_scale, jnp.zeros(dims, dtype)),)
         for factor in summand.factors:
@@ -114,7 +114,7 @@ def terms(kernel: Kernel, dims: int, dtype: jnp.dtype) -> tuple[Summed, ...]:
 
 def require_exact_labels(kernel: Kernel, dims: int, variance: Array) -> None:
     """Raise where known variances (N, D), or covariances (N, D, D), of labels are not zero."""
-    found = {c for s in expand(kernel) for f in s.factors if f.kernel.of_labels for c in _columns_of(f, dims)}
+    found = {c for s in kernel.expanded() for f in s.factors if f.kernel.of_labels for c in _columns_of(f, dims)}
     columns = np.array(sorted(found), int)
 
     def is_exact(v: Any) -> Any:

@@ -1,9 +1,7 @@
 r"""A term of a kernel whose Gaussian expectations have a closed form; sums of terms are in ``kernels.expectations``.
 
-The structure of a kernel as a sum of products, which :func:`~numpyro_dgp.kernels.base.expand` returns.
-
 Whatever needs the structure of a kernel (spectral densities, components of additive kernels, expectations in closed
-form) uses the sum of products that ``expand(kernel)`` returns, not the tree of operators that built the kernel:
+form) uses the sum of products that ``kernel.expanded()`` returns, not the tree of operators that built the kernel:
 
 .. math:: k(x, x') = \sum_i \alpha_i \prod_j k_{ij}\bigl(x_{\mathcal D_{ij}}, x'_{\mathcal D_{ij}}\bigr)
 

@@ -18,8 +18,8 @@ import numpyro.distributions as dist
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.jaxprs.dependence import Dependence
-from numpyro_dgp.likelihoods.conditionals import Reading, elementwise
-from numpyro_dgp.likelihoods.families import of_numpyro
+from numpyro_dgp.likelihoods.conditionals import Reading
+from numpyro_dgp.likelihoods.families import elementwise, of_numpyro
 from numpyro_dgp.likelihoods.several_conditionals import Given, Part
 from numpyro_dgp.likelihoods.tails import log_density
 from numpyro_dgp.math.peaked_integral import log_expectation, log_expectation_around_peak

@@ -31,15 +31,16 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.function_values import FunctionValues
 from numpyro_dgp.jaxprs.dependence import Dependence, explained
 from numpyro_dgp.jaxprs.row_dependence import Rows, Several, mark, row_reasons, together
-from numpyro_dgp.likelihoods.families import is_family
+from numpyro_dgp.likelihoods.families import elementwise
 from numpyro_dgp.likelihoods.several_conditionals import Part, grid_of
-from numpyro_dgp.likelihoods.stacked_values import SeveralValues, of_columns
 from numpyro_dgp.likelihoods.tails import CENSORED
 from numpyro_dgp.math.quadrature import MOST_DIRECTIONS, GaussHermite, MonteCarlo, ProductGrid
 
-__all__ = ["Reading", "Shared", "choose_rule", "elementwise", "read", "require_arguments", "shared_rows", "with_key"]
+__all__ = ["Reading", "Shared", "choose_rule", "read", "require_arguments", "shared_rows", "with_key"]
 
 _ALL = "its parameters"
+
+Rule = GaussHermite | MonteCarlo | ProductGrid
 
 
 class Shared(NamedTuple):
@@ -146,13 +147,6 @@ def _refuse_site(msg: dict[str, Any]) -> NoReturn:
     )
 
 
-def elementwise(d: dist.Distribution) -> dist.Distribution:
-    """``d`` without ``to_event``: one distribution per number."""
-    while is_family(d, dist.Independent):
-        d = d.base_dist  # type: ignore[attr-defined]
-    return d
-
-
 def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> Reading:
     """Find out how a conditional depends on v: call it once, and trace it once unless its shapes are enough.
 
@@ -181,7 +175,7 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
         f"a {type(conditional).__name__}",
         "for example lambda v: dist.Normal(v, 0.1)",
     )
-    several = f_x.parts if isinstance(f_x, SeveralValues) else (f_x,)
+    several: Any = f_x.by_function
     values = [part.loc for part in several]
     invalid: ValueError | None = None  # of NumPyro, which does not say that the values of a function are any numbers
     with each_message(_refuse_site):
@@ -213,7 +207,7 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
     else:
         mixes = found[0][1] or _of_shapes(numbers, values[0].shape, f_x.event_dim)
     with each_message(_refuse_site):
-        whole = of_columns(conditional, f_x)
+        whole = f_x.of_columns(conditional)
         shared = shared_rows(lambda u: elementwise(whole(u)), f_x.loc, f_x.loc.ndim - f_x.event_dim)
     entries = math.prod(numbers.batch_shape[len(numbers.batch_shape) - example.event_dim + numbers.event_dim :])
     grid = grid_of(parts, entries) if shared is None else None
@@ -359,9 +353,7 @@ def _of_shapes(d: dist.Distribution, shape: tuple[int, ...], event_dim: int) -> 
     return f"has batch shape {d.batch_shape} and event shape {d.event_shape} for function values of shape {shape}"
 
 
-def choose_rule(
-    reading: Reading, integrate: GaussHermite | MonteCarlo | None, *, exact: bool
-) -> GaussHermite | MonteCarlo | ProductGrid:
+def choose_rule(reading: Reading, integrate: GaussHermite | MonteCarlo | None, *, exact: bool) -> Rule:
     """The rule for expectations without a closed form. Warns where it falls back on random draws unasked.
 
     Args:
@@ -372,17 +364,17 @@ def choose_rule(
     Raises:
         ValueError: no rule, or Gauss-Hermite for numbers of y that see many numbers of v.
     """
-    expect(
-        integrate is None or isinstance(integrate, GaussHermite | MonteCarlo),
+    expect_kind(
+        integrate,
+        GaussHermite | MonteCarlo | None,
         "integrate=dgp.likelihoods.GaussHermite(n) or dgp.likelihoods.MonteCarlo(n)",
-        type(integrate).__name__,
         "20 nodes are dgp.likelihoods.GaussHermite(20)",
     )
     if reading.mixes is None:
         return with_key(integrate or GaussHermite())
-    if reading.grid is not None and not isinstance(integrate, MonteCarlo):
+    if reading.grid is not None and not (integrate and integrate.random):
         return dataclasses.replace(reading.grid, nodes_each=None if integrate is None else integrate.size)
-    if isinstance(integrate, GaussHermite):
+    if integrate is not None and not integrate.random:
         raise expected(
             f"a conditional in which a number of y sees {MOST_DIRECTIONS} numbers of v at most for GaussHermite",
             f"{reading.family}, which {reading.mixes}",
@@ -398,9 +390,9 @@ def choose_rule(
     return rule
 
 
-def with_key(rule: GaussHermite | MonteCarlo) -> GaussHermite | MonteCarlo:
+def with_key(rule: Rule) -> Rule:
     """``rule``, draws with a key of the program's; outside of a program, or if it has no seed, as they are."""
-    if not isinstance(rule, MonteCarlo) or rule.key is not None:
+    if not rule.random or rule.key is not None:
         return rule
     with each_message():  # a handler that does nothing: without any handler NumPyro warns that there is no seed
         return MonteCarlo(rule.size, numpyro.prng_key())

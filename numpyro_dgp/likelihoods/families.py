@@ -9,7 +9,7 @@ from numpyro.distributions import kl_divergence
 
 from numpyro_dgp._typing import Array
 
-__all__ = ["follows", "is_family", "known_divergence", "of_numpyro"]
+__all__ = ["elementwise", "follows", "is_family", "known_divergence", "of_numpyro"]
 
 _WRAPPERS = dist.ExpandedDistribution, dist.MaskedDistribution, dist.Independent
 
@@ -35,6 +35,13 @@ def is_family(d: Any, *families: type, methods: tuple[str, ...] = ("log_prob",))
         isinstance(d, family) and all(getattr(type(d), m, None) is getattr(family, m, None) for m in methods)
         for family in families
     )
+
+
+def elementwise(d: dist.Distribution) -> dist.Distribution:
+    """``d`` without ``to_event``: one distribution per number."""
+    while is_family(d, dist.Independent):
+        d = d.base_dist  # type: ignore[attr-defined]
+    return d
 
 
 def of_numpyro(d: Any) -> bool:

@@ -18,16 +18,16 @@ import jax.numpy as jnp
 
 from numpyro_dgp._checks import expect_kind
 from numpyro_dgp._typing import Array
-from numpyro_dgp.functions.function_values import sum_event
 from numpyro_dgp.likelihoods.around_peaks import around_peaks
 from numpyro_dgp.likelihoods.closed_forms import ClosedForm, ClosedForms
-from numpyro_dgp.likelihoods.conditionals import Reading, elementwise
-from numpyro_dgp.likelihoods.families import follows
+from numpyro_dgp.likelihoods.conditionals import Reading
+from numpyro_dgp.likelihoods.families import elementwise, follows
 from numpyro_dgp.likelihoods.missing import of_entries, of_rows
 from numpyro_dgp.likelihoods.outcomes import moments
 from numpyro_dgp.likelihoods.several_conditionals import Given
 from numpyro_dgp.likelihoods.tails import log_density
-from numpyro_dgp.math.quadrature import GaussHermite, MonteCarlo, ProductGrid
+from numpyro_dgp.math.linalg import sum_event
+from numpyro_dgp.math.quadrature import QuadratureRule
 
 __all__ = ["STRATEGIES", "Case", "Integral", "Integrand", "Strategy", "integrals"]
 
@@ -64,7 +64,7 @@ class Integrand(NamedTuple):
     """
 
     conditional: Callable[[Array], Any]
-    rule: GaussHermite | MonteCarlo | ProductGrid
+    rule: QuadratureRule
     observed: Array | None
     event_dim: int
     number_dim: int
@@ -77,9 +77,13 @@ class Integrand(NamedTuple):
         """Numbers, one for each y, with zero where it is not observed."""
         return of_rows(values, self.observed, self.event_dim)
 
+    def kept(self, values: Array) -> Array:
+        """Numbers, one for each number of y, with zero where it is not observed."""
+        return of_rows(values, self.observed, self.number_dim)
+
     def total(self, values: Array) -> Array:
         """The sum over the numbers of each y that are observed."""
-        return sum_event(of_rows(values, self.observed, self.number_dim), self.event_dim - self.number_dim)
+        return sum_event(self.kept(values), self.event_dim - self.number_dim)
 
     def log_probs(self, y: Array, points: Array, variance: Array, form: ClosedForm | None = None) -> Array:
         """Log densities of every number of y at points (K, ...) of v, or ``form`` in their place."""
@@ -146,12 +150,15 @@ def integrals(case: Case, strategies: Iterable[Strategy] = ()) -> tuple[Integral
 def own_methods(case: Case) -> Integral | None:
     """Methods ``expected_log_prob`` and ``log_marginal`` of the distribution of y itself."""
 
-    def own(name: str) -> Expectation | None:
+    def own(name: str, method: Callable[..., Array]) -> Expectation | None:
         if not (case.own_methods and follows(case.reading.example, name)):
             return None
-        return lambda of, y, loc, variance: of.of_rows(getattr(of.conditional(loc), name)(y, loc, variance))
+        return lambda of, y, loc, variance: of.of_rows(method(of.conditional(loc), y, loc, variance))
 
-    found = own("expected_log_prob"), own("log_marginal")
+    found = (
+        own("expected_log_prob", lambda d, *args: d.expected_log_prob(*args)),
+        own("log_marginal", lambda d, *args: d.log_marginal(*args)),
+    )
     return Integral(lambda _: "own integral", *found, exact=True) if any(found) else None
 
 
@@ -198,7 +205,7 @@ def adaptive(case: Case) -> Integral | None:
     def log_marginal(of: Integrand, y: Array, loc: Array, variance: Array) -> Array:
         rule = _at_means(of.rule, peaks.columns)
         form = partial(peaks.log_marginal, of.total)
-        if factorised or (isinstance(rule, ProductGrid) and not rule.count):
+        if factorised or rule.only_mean:
             found = form(y, loc, variance)
             return found if peaks.of_rows else of.total(found)
         return _log_mean_exp(of, y, rule, loc, variance, form)
@@ -212,21 +219,21 @@ def by_rule(case: Case) -> Integral:
     columns = () if given is None else given.columns
 
     def describe(of: Integrand) -> str:
-        if isinstance(of.rule, MonteCarlo):
+        if of.rule.random:
             return f"{of.rule.size} draws" + ("" if factorised else f": its conditional {case.reading.mixes}")
         return f"{_at_means(of.rule, columns).size} Gauss-Hermite nodes"
 
     def expected_log_prob(of: Integrand, y: Array, loc: Array, variance: Array) -> Array:
         rule = _at_means(of.rule, columns)
         nodes = rule.nodes(loc, variance)
-        if isinstance(rule, MonteCarlo) and not factorised:
+        if rule.random and not factorised:
             return nodes.mean(of.log_probs_of_rows(y, nodes.points))
         form = given and given.expected_log_prob
         return of.total(nodes.mean(of.log_probs(y, nodes.points, variance, form)))  # sum_k w_k log p(y | v_k)
 
     def log_marginal(of: Integrand, y: Array, loc: Array, variance: Array) -> Array:
         rule = _at_means(of.rule, columns)
-        if isinstance(rule, MonteCarlo) and not factorised:
+        if rule.random and not factorised:
             nodes = rule.nodes(loc, variance)
             return nodes.log_mean_exp(of.log_probs_of_rows(y, nodes.points))
         return _log_mean_exp(of, y, rule, loc, variance, given and given.log_marginal)  # log sum_k w_k p(y | v_k)
@@ -256,17 +263,15 @@ def _of_numbers(form: ClosedForm | None) -> Expectation | None:
     return None if form is None else lambda of, y, loc, variance: of.total(form(y, loc, variance))
 
 
-def _at_means(rule: Any, columns: Iterable[range]) -> Any:
+def _at_means(rule: QuadratureRule, columns: Iterable[range]) -> QuadratureRule:
     """A rule without the directions of ``columns``, which are integrated otherwise."""
-    return reduce(ProductGrid.at_mean, columns, rule) if isinstance(rule, ProductGrid) else rule
+    return reduce(lambda rule, each: rule.at_mean(each), columns, rule)
 
 
-def _log_mean_exp(of: Integrand, y: Array, rule: Any, loc: Array, variance: Array, form: ClosedForm | None) -> Array:
+def _log_mean_exp(
+    of: Integrand, y: Array, rule: QuadratureRule, loc: Array, variance: Array, form: ClosedForm | None
+) -> Array:
     """log E[p(y | v)] over the nodes of a rule, of every number of y, or of those that share a direction together."""
     nodes = rule.nodes(loc, variance)
     log_probs = of.log_probs(y, nodes.points, variance, form)
-    if isinstance(rule, ProductGrid):
-        # log E_s prod_p E_{v_p} p(y_p | s, v_p), s the directions that the numbers of a row share.
-        kept = of_rows(log_probs, of.observed, of.number_dim)
-        return rule.log_mean_exp(nodes, kept, of.event_dim - of.number_dim)
-    return of.total(nodes.log_mean_exp(log_probs))  # sum_p log E p(y_p | v_p)
+    return rule.log_mean_exp(nodes, log_probs, of.event_dim - of.number_dim, of.kept)

@@ -19,18 +19,19 @@ from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import MISSING, expect, expect_kind, expected, require_finite
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.functions.fields_in_order import FieldsInOrder
-from numpyro_dgp.functions.function_values import FunctionValues, MixedValues, ProcessValues
-from numpyro_dgp.functions.joint_values import JointValues, WhitenedValues
+from numpyro_dgp.functions.function_values import FunctionValues, ProcessValues
+from numpyro_dgp.functions.joint_values import JointValues
 from numpyro_dgp.functions.open_plates import require_rows_of_plates
+from numpyro_dgp.functions.site_distribution import SiteDistribution
 from numpyro_dgp.likelihoods.closed_forms import Form, closed_forms, normal_form
-from numpyro_dgp.likelihoods.conditionals import choose_rule, elementwise, read, require_arguments, with_key
+from numpyro_dgp.likelihoods.conditionals import choose_rule, read, require_arguments, with_key
+from numpyro_dgp.likelihoods.families import elementwise
 from numpyro_dgp.likelihoods.integrals import Case, Integral, Integrand, Strategy, integrals
 from numpyro_dgp.likelihoods.missing import are_entries, observed_entries, of_entries, with_entries
 from numpyro_dgp.likelihoods.observed_only import ObservedOnly
 from numpyro_dgp.likelihoods.outcomes import value_range
 from numpyro_dgp.likelihoods.several_conditionals import given_others
-from numpyro_dgp.likelihoods.stacked_values import CorrelatedValues, SeveralValues, correlated, of_columns, side_by_side
+from numpyro_dgp.likelihoods.stacked_values import side_by_side
 from numpyro_dgp.math.quadrature import GaussHermite, MonteCarlo
 
 __all__ = ["Likelihood", "require_site"]
@@ -42,10 +43,8 @@ def require_site(f_x: Any) -> None:
     Raises:
         ValueError: such values.
     """
-    is_prior = isinstance(f_x, ProcessValues) and not isinstance(f_x, WhitenedValues)
-    function = f_x.function if is_prior else None
     expect(
-        function is None or function.site is not None or hasattr(function, "u"),
+        not f_x.of_prior,
         "values of a function with inducing points",
         (
             "those of one without (inducing=None or dgp.Neighbours), which would be integrated over "
@@ -59,7 +58,7 @@ def require_site(f_x: Any) -> None:
     )
 
 
-class Likelihood(FieldsInOrder):
+class Likelihood(SiteDistribution):
     r"""The distribution of observations y whose parameters are function values v = f(x).
 
     .. math:: \texttt{log\_prob}(y) = E_{p(v)}[\log p(y \mid v)]
@@ -169,24 +168,22 @@ class Likelihood(FieldsInOrder):
         require_arguments(conditional, len(several))
         self.f_x = side_by_side(several)  # type: ignore[arg-type]
         expect(
-            not isinstance(self.f_x, MixedValues) or collapse != "marginal",
+            not self.f_x.correlated_outputs or collapse != "marginal",
             'collapse="bound" for mixed values',
             '"marginal"',
             "their outputs are correlated; scores of them, Posterior.log_density, see that",
         )
-        if isinstance(self.f_x, SeveralValues):
-            self.f_x = correlated(self.f_x)
-        if isinstance(self.f_x, CorrelatedValues):
-            conditional = self.f_x.of_innovations(conditional)
+        conditional = self.f_x.of_innovations(conditional)
         reading = read(conditional, self.f_x)
         example, self.family, self.mixes = reading.example, reading.family, reading.mixes
-        self.conditional, self.collapse = of_columns(conditional, self.f_x), collapse
+        self.conditional, self.collapse = self.f_x.of_columns(conditional), collapse
         self.outcomes = value_range(example)
         self.observed = None if observed is None else observed_entries(observed, example)
-        alone = not isinstance(self.f_x, SeveralValues)
-        if isinstance(self.f_x, MixedValues) and not self.factorised:  # the marginals of the mixtures are not enough
-            mixed, alone, reading = self.f_x, False, reading._replace(grid=None)
-            self.f_x, self.conditional = mixed.functions, lambda g: conditional(mixed.mixed(g))
+        alone = len(several) == 1
+        if self.f_x.correlated_outputs and not self.factorised:  # the marginals of the mixtures are not enough
+            alone = False
+            self.f_x, self.conditional = self.f_x.unmixed(conditional)
+            reading = reading._replace(grid=None)
         elif collapse == "marginal" and self.f_x.spread is not None:  # a grid within a grid
             reading = reading._replace(grid=None)
         numbers = elementwise(example)
@@ -195,7 +192,7 @@ class Likelihood(FieldsInOrder):
         strategies = (integrate,) if callable(integrate) and not isinstance(integrate, type) else ()
         rule: Any = None if rows or strategies else integrate
         closed, given = closed_forms(self.per_number, numbers, reading.kinds, rows), None
-        if isinstance(self.f_x, SeveralValues):
+        if len(several) > 1:
             apart = lambda *v: elementwise(conditional(*v))  # noqa: E731
             given = given_others(apart, numbers, reading.parts, self.f_x.split, self.f_x.loc)
         self.normal = closed.normal
@@ -204,6 +201,10 @@ class Likelihood(FieldsInOrder):
         self.rule = choose_rule(reading, rule, exact=self._integral.exact and self._spread is None)
         require_rows_of_plates(example.batch_shape)
         super().__init__(example.batch_shape, example.event_shape)
+
+    @property
+    def function_values(self) -> FunctionValues:
+        return self.f_x
 
     @property
     def factorised(self) -> bool:
@@ -301,13 +302,13 @@ class Likelihood(FieldsInOrder):
         ``Normal``, by draws of the functions for other conditionals.
         """
         y, f = self._observations(value), self.f_x
-        if not isinstance(f, MixedValues):
+        if not f.correlated_outputs:
             return self._log_marginal(y, f.loc, f.variance)
         if self.normal is not None:
             return f.log_prob_observed(y, *self.normal(f.loc), self.observed)
-        rule = with_key(self.rule if isinstance(self.rule, MonteCarlo) else MonteCarlo())
-        nodes = rule.nodes(f.functions.loc, f.functions.variance)
-        densities = jax.vmap(lambda g: of_entries(self.conditional(f.mixed(g)), y, self.observed))(nodes.points)
+        functions, conditional = f.unmixed(self.conditional)
+        nodes = with_key(self.rule if self.rule.random else MonteCarlo()).nodes(functions.loc, functions.variance)
+        densities = jax.vmap(lambda g: of_entries(conditional(g), y, self.observed))(nodes.points)
         return nodes.log_mean_exp(densities)  # log sum_s p(y | W g_s) / S
 
     @property

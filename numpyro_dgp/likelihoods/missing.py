@@ -12,9 +12,9 @@ import numpyro.distributions as dist
 from numpyro_dgp._checks import expect, expected, is_concrete
 from numpyro_dgp._data import as_array
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.functions.function_values import sum_event
-from numpyro_dgp.likelihoods.conditionals import elementwise
+from numpyro_dgp.likelihoods.families import elementwise
 from numpyro_dgp.likelihoods.tails import log_density
+from numpyro_dgp.math.linalg import sum_event
 
 __all__ = ["are_entries", "missing", "observed_entries", "of_entries", "of_rows", "with_entries"]
 

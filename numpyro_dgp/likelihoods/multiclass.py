@@ -17,7 +17,7 @@ from numpyro.distributions import constraints
 from numpyro_dgp._checks import expect, expected, violated
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.functions.fields_in_order import FieldsInOrder
+from numpyro_dgp.functions.site_distribution import SiteDistribution
 from numpyro_dgp.math.linalg import safe_sqrt
 from numpyro_dgp.math.peaked_integral import log_expectation
 from numpyro_dgp.math.quadrature import GaussHermite
@@ -33,7 +33,7 @@ def of_class(values: Array, y: ArrayLike) -> Array:
     return jnp.take_along_axis(values, index, -1)[..., 0]
 
 
-class RobustMax(FieldsInOrder):
+class RobustMax(SiteDistribution):
     r"""Robust-max classification: class :math:`\arg\max_p v_p` with probability :math:`1 - \epsilon`, else any other.
 
     Inside ``Likelihood`` its expectation needs only the probability that :math:`v_y` is the largest, one
@@ -126,7 +126,7 @@ class RobustMax(FieldsInOrder):
         return jnp.where(jnp.arange(loc.shape[-1]) == jnp.asarray(y, int)[..., None], 0, below).sum(-1)
 
 
-class OneVsEach(FieldsInOrder, dist.CategoricalLogits):
+class OneVsEach(SiteDistribution, dist.CategoricalLogits):
     r"""A categorical distribution of logits v whose expected log density is bounded from below, class by class:
 
     .. math:: \log \frac{e^{v_y}}{\sum_c e^{v_c}} \ge \sum_{c \ne y} \log \frac{1}{1 + e^{v_c - v_y}} .

@@ -11,6 +11,7 @@ from numpyro.distributions import constraints
 
 from numpyro_dgp._checks import expected, violated
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.functions.site_distribution import declared
 from numpyro_dgp.likelihoods.families import is_family
 from numpyro_dgp.likelihoods.multiclass import RobustMax
 from numpyro_dgp.likelihoods.tails import CENSORED
@@ -117,7 +118,7 @@ def value_range(d: dist.Distribution) -> Range:
     parts = list(_nested(d))
     if any(isinstance(part, dist.MaskedDistribution) for part in parts):
         return Range(unordered=_unordered(parts[-1]))
-    if isinstance(known := getattr(parts[-1], "outcomes", None), Range):  # a likelihood has looked before
+    if (known := declared(parts[-1]).outcomes) is not None:  # a likelihood has looked before
         return known
     support, unordered = _support(d), _unordered(parts[-1])
     if support is constraints.boolean:
@@ -140,7 +141,7 @@ def _support(d: dist.Distribution) -> Any:
 
 def _unordered(d: dist.Distribution) -> str | None:
     """What the values of a distribution are if one is not below another."""
-    if isinstance(known := getattr(d, "outcomes", None), Range):
+    if (known := declared(d).outcomes) is not None:
         return known.unordered
     if isinstance(_support(d), type(constraints.circular)):
         return _ANGLES

@@ -21,16 +21,47 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 
 from numpyro_dgp._typing import Array
 from numpyro_dgp.jaxprs.dependence import Dependence, dependence
 from numpyro_dgp.likelihoods.closed_forms import ClosedForm, normal_bound, normal_density, with_slope
 from numpyro_dgp.likelihoods.families import is_family
-from numpyro_dgp.likelihoods.stacked_values import Split
 from numpyro_dgp.math.quadrature import MOST_DIRECTIONS, ProductGrid
 
-__all__ = ["Given", "Part", "given_others", "grid_of"]
+__all__ = ["Given", "Part", "Split", "given_others", "grid_of"]
+
+
+class Split:
+    """Where the values of each function are among the columns of all of them.
+
+        Args:
+            outputs: of each function, ``None`` for a scalar one.
+
+        Example:
+            >>> import jax.numpy as jnp
+    import numpy as np
+            >>> [part.shape for part in Split((2, None)).parts(jnp.zeros((5, 3)))]
+            [(5, 2), (5,)]
+    """
+
+    def __init__(self, outputs: Sequence[int | None]) -> None:
+        ends = np.cumsum([1 if P is None else P for P in outputs]).tolist()
+        self.columns = [range(end - (P or 1), end) for end, P in zip(ends, outputs, strict=True)]
+        self.scalar = [P is None for P in outputs]
+
+    def parts(self, v: Array) -> list[Array]:
+        """The values of each function (..., P) or (...,), from all columns."""
+        return [
+            v[..., own[0]] if scalar else v[..., own[0] : own[-1] + 1]
+            for own, scalar in zip(self.columns, self.scalar, strict=True)
+        ]
+
+    def whole(self, parts: Sequence[Array]) -> Array:
+        """All columns, from the values of each function."""
+        wide = [part[..., None] if scalar else part for part, scalar in zip(parts, self.scalar, strict=True)]
+        return jnp.concatenate(wide, -1)
 
 
 class Part(NamedTuple):

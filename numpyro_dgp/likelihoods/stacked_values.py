@@ -25,43 +25,13 @@ import numpy as np
 
 from numpyro_dgp._checks import expect, expected, is_concrete
 from numpyro_dgp._typing import Array
-from numpyro_dgp.functions.function_values import FunctionValues, MixedValues
-from numpyro_dgp.functions.induced_function import FunctionalOf
+from numpyro_dgp.functions.function_values import FunctionValues
 from numpyro_dgp.functions.joint_values import JointValues
 from numpyro_dgp.functions.random_function import FeatureFunction
+from numpyro_dgp.likelihoods.several_conditionals import Split
 from numpyro_dgp.math.linalg import safe_sqrt
 
-__all__ = ["CorrelatedValues", "SeveralValues", "Split", "correlated", "of_columns", "side_by_side"]
-
-
-class Split:
-    """Where the values of each function are among the columns of all of them.
-
-    Args:
-        outputs: of each function, ``None`` for a scalar one.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> [part.shape for part in Split((2, None)).parts(jnp.zeros((5, 3)))]
-        [(5, 2), (5,)]
-    """
-
-    def __init__(self, outputs: Sequence[int | None]) -> None:
-        ends = np.cumsum([1 if P is None else P for P in outputs]).tolist()
-        self.columns = [range(end - (P or 1), end) for end, P in zip(ends, outputs, strict=True)]
-        self.scalar = [P is None for P in outputs]
-
-    def parts(self, v: Array) -> list[Array]:
-        """The values of each function (..., P) or (...,), from all columns."""
-        return [
-            v[..., own[0]] if scalar else v[..., own[0] : own[-1] + 1]
-            for own, scalar in zip(self.columns, self.scalar, strict=True)
-        ]
-
-    def whole(self, parts: Sequence[Array]) -> Array:
-        """All columns, from the values of each function."""
-        wide = [part[..., None] if scalar else part for part, scalar in zip(parts, self.scalar, strict=True)]
-        return jnp.concatenate(wide, -1)
+__all__ = ["CorrelatedValues", "SeveralValues", "side_by_side"]
 
 
 class SeveralValues(FunctionValues):
@@ -87,6 +57,13 @@ class SeveralValues(FunctionValues):
             total=self.split.whole([part.variance for part in parts]),
         )
 
+    @property
+    def by_function(self) -> tuple[FunctionValues, ...]:
+        return self.parts
+
+    def of_columns(self, conditional: Callable[..., Any]) -> Callable[[Array], Any]:
+        return lambda v: conditional(*self.split.parts(v))
+
     def expand(self, batch_shape: tuple[int, ...]) -> SeveralValues:
         return SeveralValues([part.expand(batch_shape) for part in self.parts])
 
@@ -101,25 +78,21 @@ class SeveralValues(FunctionValues):
         )
 
 
-def of_columns(conditional: Callable[..., Any], f_x: FunctionValues) -> Callable[[Array], Any]:
-    """A conditional of the values of each function, as one of all columns of ``f_x``."""
-    return (lambda v: conditional(*f_x.split.parts(v))) if isinstance(f_x, SeveralValues) else conditional
-
-
 def side_by_side(values: Sequence[FunctionValues | JointValues]) -> FunctionValues:
-    """The values that a likelihood integrates: those of one function, or of several together.
+    """The values that a likelihood integrates: those of one function, or of several together with their correlations.
 
     Args:
         values: of one or more functions at the same rows.
 
     Raises:
-        ValueError: mixtures among several, or different numbers of rows.
+        ValueError: mixtures among several, different numbers of rows, or values at one input twice, of a function that
+            has no covariances between the inputs of a row.
     """
     parts = [f_x.marginals() for f_x in values]
     if len(parts) == 1:
         return parts[0]
     expect(
-        not any(isinstance(part, MixedValues) for part in parts),
+        not any(part.correlated_outputs for part in parts),
         "functions that are not mixed among several",
         "f(x).mix(W)",
         (
@@ -139,7 +112,7 @@ def side_by_side(values: Sequence[FunctionValues | JointValues]) -> FunctionValu
         f"batch shapes {shapes}",
         "call each function on N inputs, (f(x), g(x))",
     )
-    return SeveralValues([part if part.batch_shape == batch else part.expand(batch) for part in parts])
+    return _correlated(SeveralValues([part if part.batch_shape == batch else part.expand(batch) for part in parts]))
 
 
 Entries = dict[tuple[int, int], Array]
@@ -174,7 +147,6 @@ class CorrelatedValues(SeveralValues):
         return SeveralValues(self.values)
 
     def of_innovations(self, conditional: Callable[..., Any]) -> Callable[..., Any]:
-        """A conditional of the values, as one of c."""
 
         def of_c(*c: Array) -> Any:
             beyond = [own - part.loc for own, part in zip(c, self.parts, strict=True)]
@@ -192,15 +164,8 @@ class CorrelatedValues(SeveralValues):
         return CorrelatedValues(values, variances, weights)
 
 
-def correlated(several: SeveralValues) -> SeveralValues:
-    """The same values with the correlations of those that are of one function, or of slopes and sums of it.
-
-    Args:
-        several: values of functions at the same rows.
-
-    Raises:
-        ValueError: values at one input twice, of a function that has no covariances between the inputs of a row.
-    """
+def _correlated(several: SeveralValues) -> SeveralValues:
+    """The same values with the correlations of those that are of one function, or of slopes and sums of it."""
     variances, weights = [part.variance for part in several.parts], Entries()
     for numbers in _of_one_function(several.parts):
         parts = [several.parts[n] for n in numbers]
@@ -215,8 +180,7 @@ def _of_one_function(parts: Sequence[FunctionValues]) -> list[list[int]]:
     """The numbers of values that depend on the same inducing values, where several do."""
     same: dict[Any, list[int]] = {}
     for n, part in enumerate(parts):
-        v = getattr(part.function, "v", None)
-        same.setdefault(n if part.function is None else id(part.function if v is None else v), []).append(n)
+        same.setdefault(n if part.function is None else id(part.function if part.v is None else part.v), []).append(n)
     return [numbers for numbers in same.values() if len(numbers) > 1]
 
 
@@ -266,11 +230,9 @@ def _prior_of_rows(f: Any, g: Any, x: Array, y: Array) -> Array:
 
 def _prior_between(f: Any, g: Any, x: Array, y: Array) -> Array:
     """Covariances of f at rows x with g at rows y, both functionals of one function, or that itself: (P, N, N')."""
-    if isinstance(f, FunctionalOf):
-        return f.functional(lambda inputs: _prior_between(f.base, g, inputs, y), x)  # L_x k(x, y)
-    if isinstance(g, FunctionalOf):
-        return g.functional(lambda inputs: _prior_between(f, g.base, x, inputs).mT, y).mT  # L_y k(x, y)
-    return f.covariance(x, y)
+    covariance = f.of_values.covariance
+    # L_x L_y k(x, y)
+    return f.applied(lambda s: g.applied(lambda t: covariance(s, t).mT, y).mT, x)
 
 
 def _in_turn(numbers: Sequence[int], C: Entries, variances: list[Array], weights: Entries) -> None:

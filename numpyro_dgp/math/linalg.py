@@ -50,6 +50,7 @@ __all__ = [
     "safe_sqrt",
     "set_diagonal",
     "solve_lower",
+    "sum_event",
     "times_lower",
     "times_transpose",
     "times_transposed",
@@ -127,6 +128,11 @@ def row_sums(x: Array) -> Array:
     if not tuned().summed:
         return x.sum(-1)
     return matmul(x, jnp.ones(x.shape[-1], x.dtype))
+
+
+def sum_event(values: Array, event_dim: int) -> Array:
+    """Sums over the last ``event_dim`` axes."""
+    return values.sum(tuple(range(-event_dim, 0))) if event_dim else values
 
 
 @jax.custom_jvp

@@ -21,8 +21,9 @@ Source: Cranley and Patterson (1976).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,7 @@ from scipy.special import roots_hermite
 from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._fields import Checked, count
 from numpyro_dgp._typing import Array, pytree, static
-from numpyro_dgp.math.linalg import safe_sqrt, tensordot
+from numpyro_dgp.math.linalg import safe_sqrt, sum_event, tensordot
 
 __all__ = [
     "GaussHermite",
@@ -64,12 +65,40 @@ class Nodes(NamedTuple):
         return logsumexp(log_values + self.log_weights.reshape(shape), axis=0)
 
 
-class QuadratureRule(Protocol):
+class QuadratureRule:
     """What integrates a function of independent Gaussians."""
+
+    random: ClassVar[bool] = False
+    """Whether its points are draws."""
+    key: Array | None
+    size: Any
 
     def nodes(self, loc: Array, variance: Array) -> Nodes:
         """Points of shape (K, *loc.shape) and log weights (K,)."""
-        ...
+        raise NotImplementedError
+
+    def at_mean(self, columns: range) -> QuadratureRule:
+        """The rule in which ``columns``, which are integrated otherwise, stay at their means, where it can leave them
+        out."""
+        return self
+
+    @property
+    def only_mean(self) -> bool:
+        """Whether its one point is the mean."""
+        return False
+
+    def log_mean_exp(
+        self, nodes: Nodes, log_values: Array, event_dim: int, observed: Callable[[Array], Array]
+    ) -> Array:
+        """The log of the expectation of a product over the results of one datum, from the logs of its factors.
+
+        Args:
+            nodes: of this rule.
+            log_values: logs of the factors at the nodes (K, ...).
+            event_dim: how many of the last axes are results of one datum.
+            observed: sets numbers (..., ...) of results that are missing to zero.
+        """
+        return sum_event(observed(nodes.log_mean_exp(log_values)), event_dim)  # sum_p log E[e^l_p]
 
 
 @lru_cache
@@ -82,7 +111,7 @@ def _hermite(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytree
-class GaussHermite(Checked):
+class GaussHermite(Checked, QuadratureRule):
     r"""Gauss-Hermite quadrature: :math:`E[g(h)] \approx \sum_k \beta_k\, g(\mu + \sqrt2\, \sigma\, \chi_k)` for
     :math:`h \sim N(\mu, \sigma^2)`, with the nodes :math:`\chi` of a Hermite polynomial and weights :math:`\beta`.
 
@@ -113,7 +142,7 @@ class GaussHermite(Checked):
 
 
 @pytree
-class MonteCarlo(Checked):
+class MonteCarlo(Checked, QuadratureRule):
     """Independent draws, for functions that mix outputs; their mean is an unbiased estimate of the expectation.
 
     Args:
@@ -132,6 +161,7 @@ class MonteCarlo(Checked):
         ((100000, 2), True)
     """
 
+    random = True
     size: int = count(20, static=True)
     key: Array | None = None
 
@@ -158,7 +188,7 @@ def white_nodes(rule: GaussHermite | MonteCarlo, dims: int, dtype: jnp.dtype) ->
     Raises:
         ValueError: too large a grid, or draws without a key.
     """
-    if isinstance(rule, MonteCarlo):
+    if rule.random:
         expect(rule.key is not None, "MonteCarlo(n, key) with a key", "none", "pass integrate=MonteCarlo(n, key)")
         return rule.nodes(jnp.zeros(dims, dtype), jnp.ones(dims, dtype))
     if rule.size**dims > _MOST_NODES:
@@ -188,7 +218,7 @@ _SIZES = {1: 20, 2: 15, 3: 8}
 
 
 @pytree
-class ProductGrid:
+class ProductGrid(QuadratureRule):
     """The product of one-dimensional rules, for columns that are integrated along given directions.
 
     Args:
@@ -216,12 +246,16 @@ class ProductGrid:
         return len(set(self.directions) - {-1})
 
     @property
+    def only_mean(self) -> bool:
+        return not self.count
+
+    @property
     def each(self) -> int:
         """Nodes per direction."""
         return _SIZES[self.count] if self.nodes_each is None else self.nodes_each
 
     @property
-    def size(self) -> int:
+    def size(self) -> int:  # type: ignore[override]
         """Nodes of the whole grid."""
         return int(self.each**self.count)
 
@@ -241,18 +275,16 @@ class ProductGrid:
         shape = (len(columns), *(1,) * (loc.ndim - 1), len(self.directions))
         return Nodes(loc + safe_sqrt(variance) * columns.reshape(shape), white.log_weights)
 
-    def log_mean_exp(self, nodes: Nodes, log_values: Array, event_dim: int) -> Array:
-        r"""The log of the expectation of a product over the results of one datum, from the logs of its factors.
+    def log_mean_exp(
+        self, nodes: Nodes, log_values: Array, event_dim: int, observed: Callable[[Array], Array]
+    ) -> Array:
+        r"""As of any rule:
 
         .. math:: \log E_s \prod_p E_{v_p}[e^{\ell_p(s, v_p)}],
 
         with the shared directions s outside, and all other ones inside the product.
-
-        Args:
-            nodes: of this grid.
-            log_values: :math:`\ell` at the nodes (K, ...).
-            event_dim: how many of the last axes are results of one datum.
         """
+        log_values = observed(log_values)
         outer = round(len(nodes.log_weights) ** (self.shared / self.count))
         weights = nodes.log_weights.reshape(outer, -1)
         of_outer = logsumexp(weights, 1)  # log weights of s
@@ -260,7 +292,7 @@ class ProductGrid:
         own = (weights - of_outer[:, None]).reshape(outer, -1, *(1,) * (log_values.ndim - 1))
         # log E_{v_p}[exp l_p(s, v_p)], for each s
         inner = logsumexp(log_values.reshape(outer, -1, *log_values.shape[1:]) + own, 1)
-        total = inner.sum(tuple(range(-event_dim, 0)))  # the product over p
+        total = sum_event(inner, event_dim)  # the product over p
         return logsumexp(total + of_outer.reshape(-1, *(1,) * (total.ndim - 1)), 0)
 
 

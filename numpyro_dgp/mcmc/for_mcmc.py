@@ -26,7 +26,7 @@ from numpyro_dgp.analysis.checks import ALL_ROWS, FIXED_PARAMETERS, WHOLE_DATA, 
 from numpyro_dgp.analysis.observations_apart import require_observations_apart
 from numpyro_dgp.analysis.program import require_sound
 from numpyro_dgp.analysis.sites import Message, Trace, declared_kind, is_function_values, row_shape, site_kind, unwrap
-from numpyro_dgp.functions.joint_values import is_determined
+from numpyro_dgp.functions.site_distribution import declared
 from numpyro_dgp.functions.weights import StandardNormal
 from numpyro_dgp.inference.white_numbers import is_drawn_from_white
 from numpyro_dgp.likelihoods.observed_only import observed_only
@@ -123,7 +123,7 @@ class NonCentered(Reparam):
         )
         of_function = declared_kind(values) is not None
         values = values.expand(row_shape(fn)) if of_function else values
-        if is_determined(values):
+        if declared(values).determined:
             return None, values.loc
         shape = fn.event_shape if of_function else values.white_shape
         white = numpyro.sample(f"{name}_white", StandardNormal(shape, values.loc.dtype, fn.batch_shape))

@@ -31,7 +31,7 @@ from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import FIXED_PARAMETERS, WHOLE_DATA, require
 from numpyro_dgp.analysis.sites import Message, Trace, total_log_prob, unwrap
-from numpyro_dgp.functions.joint_values import is_determined
+from numpyro_dgp.functions.site_distribution import declared
 from numpyro_dgp.functions.weights import StandardNormal
 from numpyro_dgp.guides.any_guide import adapted
 from numpyro_dgp.guides.record import follows_model, record_of
@@ -207,7 +207,7 @@ class _FromWhite(Messenger):
         if msg["type"] != "sample" or msg["value"] is not None:
             return
         name, fn = msg["name"], unwrap(msg["fn"])
-        if is_determined(fn):
+        if declared(fn).determined:
             msg["value"] = jnp.broadcast_to(fn.loc, msg["fn"].shape())
             return
         if isinstance(fn, dist.Delta) and self.passes_on and not record_of(msg).name:

@@ -374,7 +374,7 @@ class Posterior(Fit):
         for name, site in self.trace(target, key, sample, args, kwargs).items():
             every = each_values_of(site["fn"]) if site["type"] == "sample" else ()
             for values in every:
-                function = getattr(values, "function", None)
+                function = values.function
                 if isinstance(function, RandomFunction):
                     function = function.given(values.inputs, site["value"], values.noise)
                     inputs = values.inputs.reshape(-1, values.inputs.shape[-1])

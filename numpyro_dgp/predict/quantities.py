@@ -33,6 +33,7 @@ from numpyro_dgp.analysis.sites import (
     is_row_by_row,
     sample_values,
     unwrap,
+    values_of,
 )
 from numpyro_dgp.densities import JointMixture, Mixture, MomentsOnly
 from numpyro_dgp.functions.function_inputs import noise_covariance
@@ -156,9 +157,10 @@ def functions_of(
     program = fit.given(sample, fit.seeded(fit.model, draw_key, target), args, kwargs, target)
     sites = trace_over_all_rows(DrawFunctions(program, path_key, num_features), args, kwargs)
     last = sites[target.site or ""]
-    f_x: Any = getattr(unwrap(last["fn"]), "f_x", None)
     values = hidden_values(sites)
-    return values if f_x is None else {**values, last["name"]: f_x.loc}  # given a whole function, its value
+    if not is_likelihood(last["fn"]):
+        return values
+    return {**values, last["name"]: values_of(last["fn"]).loc}  # given a whole function, its value
 
 
 def _observed(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Message:
@@ -232,7 +234,7 @@ def _covariances(f_x: FunctionValues) -> tuple[Array, Array]:
         # Cov (W g)_p = sum_q W_pq^2 C_q
         return tuple(einsum("pq,qnm->pnm", jnp.square(f_x.W), C) for C in _covariances(f_x.functions))  # type: ignore[return-value]
     if isinstance(f_x, SeveralValues):
-        sites = [getattr(part.function, "site", None) for part in f_x.parts]
+        sites = [part.layer for part in f_x.parts]
         expect(
             len(set(sites)) >= len(sites),
             "independent functions under the Likelihood",

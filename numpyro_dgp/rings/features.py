@@ -31,7 +31,7 @@ import numpy as np
 
 from numpyro_dgp._checks import expect
 from numpyro_dgp._typing import Array, pytree
-from numpyro_dgp.kernels.base import Kernel, expand
+from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.stationary import Stationary
 from numpyro_dgp.kernels.terms import Summand
 from numpyro_dgp.math.linalg import matmul, set_diagonal
@@ -217,7 +217,7 @@ def random_waves(kernel: Kernel, key: Array, ring: Ring, num: int) -> list[Waves
     Raises:
         ValueError: a kernel that is not a sum or multiple of stationary kernels with frequencies to draw from.
     """
-    summands = expand(kernel.cast(ring.dtype))
+    summands = kernel.cast(ring.dtype).expanded()
     keys = [key] if len(summands) == 1 else jax.random.split(key, len(summands))
     return [_waves(summand, key, ring, num) for summand, key in zip(summands, keys, strict=True)]
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpyro_dgp._checks import expect, expect_kind, expected, require_finite, violated
 from numpyro_dgp._data import own_numbers
 from numpyro_dgp._typing import Array, ArrayLike, pytree, static
-from numpyro_dgp.kernels.base import Constant, Kernel, Product, as_kernel, expand
+from numpyro_dgp.kernels.base import Constant, Kernel, Product, as_kernel
 from numpyro_dgp.kernels.terms import Summand
 from numpyro_dgp.math.linalg import matmul
 
@@ -170,7 +170,7 @@ def components(kernel: Kernel, dims: int) -> dict[tuple[int, ...], Kernel]:
         [(0,), (1,)]
     """
     found: dict[tuple[int, ...], Kernel] = {}
-    for summand in expand(kernel):
+    for summand in kernel.expanded():
         seen = {factor.columns for factor in summand.factors}
         shared = seen.pop() if len(seen) == 1 else None
         columns = tuple(range(dims)) if shared is None else shared

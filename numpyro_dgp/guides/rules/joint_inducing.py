@@ -27,7 +27,7 @@ from numpyro_dgp._checks import expected
 from numpyro_dgp._fields import count, kind_of, scale
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.functions.fields_in_order import FieldsInOrder
+from numpyro_dgp.functions.site_distribution import SiteDistribution
 from numpyro_dgp.functions.weights import Belief, InducingPrior
 from numpyro_dgp.guides.rules.inducing_values import Diagonal, Full, row_scaled_tril
 from numpyro_dgp.guides.rules.low_rank_inducing import LowRank
@@ -44,7 +44,7 @@ from numpyro_dgp.math.linalg import matmul, orthonormal, solve_lower
 __all__ = ["FullJoint", "JointInducing", "MarkovInducing"]
 
 
-class JointInducing(FieldsInOrder):
+class JointInducing(SiteDistribution):
     r"""One covariance for the whitened values of all outputs together: :math:`\operatorname{vec}(v) = m + R\epsilon`.
 
     It is no ``Belief``: layers integrate outputs one by one, which would lose how these depend on each other.

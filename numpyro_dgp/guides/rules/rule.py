@@ -19,6 +19,7 @@ from numpyro_dgp._checks import caller, expect, expected
 from numpyro_dgp._fields import Checked
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
+from numpyro_dgp.functions.site_distribution import declared
 from numpyro_dgp.math.quadrature import Nodes
 
 __all__ = ["GaussianParameters", "Rule", "SiteContext", "initial_scale", "require_site"]
@@ -234,7 +235,7 @@ def require_site(kind: type | tuple[type, ...], rule: Rule, site: SiteContext, w
         ValueError: a distribution of another class.
     """
     if not isinstance(site.fn, kind):
-        advice = getattr(site.fn, "suggested_rule", "dgp.guides.Normal()")
+        advice = declared(site.fn).suggested_rule
         raise expected(
             f"site {site.name!r} to be {what}",
             type(site.fn).__name__,

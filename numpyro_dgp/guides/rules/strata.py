@@ -20,14 +20,14 @@ from numpyro.distributions.transforms import Transform
 
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.functions.fields_in_order import FieldsInOrder
+from numpyro_dgp.functions.site_distribution import SiteDistribution
 from numpyro_dgp.functions.weights import Belief
 from numpyro_dgp.math.linalg import tensordot
 
 __all__ = ["BeliefMixture", "Flowed", "Stratified"]
 
 
-class Stratified(FieldsInOrder):
+class Stratified(SiteDistribution):
     """A distribution over whitened inducing values, event shape (P, M) or (M,), with :attr:`num_strata` parts."""
 
     __repr__ = brief

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints, kl_divergence
 
@@ -32,12 +33,12 @@ from numpyro_dgp._data import own
 from numpyro_dgp._fields import scale
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.functions.function_values import FunctionValues, Values, sum_event
+from numpyro_dgp.functions.function_values import FunctionValues, Values
 from numpyro_dgp.functions.induced_function import InducedFunction
 from numpyro_dgp.guides.rules.inducing_values import row_scaled_tril
 from numpyro_dgp.guides.rules.rule import Rule, SiteContext, require_site
 from numpyro_dgp.math.gaussians import expected_kl, log_density, log_determinant
-from numpyro_dgp.math.linalg import cholesky, einsum, matmul, orthonormal, solve_lower, tensordot
+from numpyro_dgp.math.linalg import cholesky, einsum, matmul, orthonormal, solve_lower, sum_event, tensordot
 
 __all__ = ["ConditionalValues", "CorrelatedOutputs", "GivenBelow", "GivenInducing", "JointOutputs"]
 
@@ -330,7 +331,7 @@ class GivenBelow(Rule):
         expect(
             self.slopes is None or jnp.shape(self.slopes) == expected,
             f"initial slopes at {site.name!r} of shape {expected}, inputs by outputs",
-            jnp.shape(self.slopes),
+            np.shape(self.slopes),
             f"jnp.eye({D}) passes inputs on to as many outputs",
         )
 
