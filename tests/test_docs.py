@@ -12,9 +12,7 @@ ROOT = Path(__file__).parent.parent
 BUILT, NOTEBOOKS = "_build", "notebooks"  # notebooks run when the site is built
 WRITTEN = sorted(page for page in (ROOT / "docs").rglob("*.md") if BUILT not in page.parts)
 PAGES = [ROOT / "README.md", *(page for page in WRITTEN if NOTEBOOKS not in page.parts)]
-CODE = {
-    str(page.relative_to(ROOT)): re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) for page in PAGES
-}
+CODE = {str(page.relative_to(ROOT)): re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) for page in PAGES}
 
 
 @pytest.mark.long
