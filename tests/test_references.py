@@ -12,7 +12,8 @@ from source_links import CITATION, anchor, in_docstring, in_page, key  # noqa: E
 
 PAGE = ROOT / "docs" / "references.md"
 FOLDERS = ("numpyro_dgp", "docs", "tests", "benchmarks", "examples")
-FILES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "recipes").glob("*.md")]
+PAGES = [page for page in (ROOT / "docs").rglob("*.md") if not {"_build", "notebooks"} & set(page.parts)]
+FILES = [ROOT / "README.md", *PAGES]
 FILES += [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if "_build" not in path.parts]
 TEXTS = {path.relative_to(ROOT): path.read_text() for path in FILES if path not in (PAGE, Path(__file__))}
 # Written so that it does not find itself.
@@ -61,9 +62,9 @@ def test_every_entry_is_cited():
 def test_every_source_names_an_entry():
     found = [(str(path), source) for path, text in TEXTS.items() for source in sources(text)]
     assert len(found) > 90
-    own = [page for _, source in found for page in re.findall(r"docs/\w+\.md", source)]  # what we measured ourselves
+    own = [page for _, source in found for page in re.findall(r"docs/[\w/]+\.md", source)]  # what we measured ourselves
     assert all((ROOT / page).exists() for page in own)
-    assert not [pair for pair in found if not citations(pair[1]) and not re.search(r"docs/\w+\.md", pair[1])]
+    assert not [pair for pair in found if not citations(pair[1]) and not re.search(r"docs/[\w/]+\.md", pair[1])]
 
 
 def test_no_private_numbers():

@@ -36,7 +36,7 @@ def inverse_lower(L: Array) -> Array:
     """Inverse of lower triangular matrices by halves: inv [F 0; G V] = [F' 0; -V' G F', V'] with F', V' inverses.
 
     On a CPU only small blocks meet LAPACK's triangular solve. Larger ones wake the threads of OpenBLAS, which then spin
-    on the cores that XLA needs: a third of a training step (docs/performance.md).
+    on the cores that XLA needs: a third of a training step (docs/results/speed.md).
     """
     size = L.shape[-1]
     if size <= tuned().small_solve:
