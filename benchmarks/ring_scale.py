@@ -69,7 +69,7 @@ def timed(program: Callable[..., Any], *arguments: Any, repeats: int = 3) -> tup
 
 
 def neighbours(options: argparse.Namespace) -> None:
-    """The table of docs/rings.md, in double precision."""
+    """How many neighbours a value needs, by kernel and tolerance, in double precision."""
     print("| kernel | points per lengthscale | 1e-3 | 1e-5 | scaled, 1e-3 | scaled, 1e-5 |\n" + "|---" * 6 + "|")
     for kernel in (dgp.kernels.RBF(), dgp.kernels.Matern52(), dgp.kernels.Matern32(), dgp.kernels.Matern12()):
         for per in (2, 5):

@@ -2,7 +2,7 @@
 
 The jitter policy lives here and nowhere else. A Gram matrix k(Z, Z) of M inputs gets
 ``jitter(dtype, M)`` times its mean diagonal on the diagonal: relative to the kernel variance, and just above
-what rounding does to the smallest eigenvalue (``docs/numerics.md`` has the measurements).
+what rounding does to the smallest eigenvalue (``docs/numerics.md``).
 
 Products with lower triangular matrices, which leave out zeros where the matrices are large.
 
