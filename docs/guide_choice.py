@@ -10,80 +10,68 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
+# Question, program and note, in the order of docs/guides.md.
 QUESTIONS = [
     (
-        "Small data, all rows at once, a Gaussian\nlikelihood; one layer, or process noise?",
+        "1. All rows at once, Gaussian likelihood;\none layer, or process noise?",
         "Collapsed(model)",
-        "with hidden layers hidden=GivenInducing()",
+        "several layers: hidden=GivenInducing()",
     ),
     (
-        "A latent per datum,\ndgp.latent(...)?",
-        "ImportanceWeighted(model, num_samples=5,\n                   latent=Amortised())",
+        "2. A latent per datum, dgp.latent?",
+        "ImportanceWeighted(model,\n  num_samples=5, latent=Amortised())",
         "",
     ),
-    ("Layers on a Grid, Basis,\nStateSpace or Neighbours?", "", "the page Representations"),
     (
-        "Process noise between layers,\nf(x, noise=s)?",
-        'InducingPoint(model,\n              sites={"h": GivenInducing()})',
-        "at every hidden site",
+        "3. Layers that are not on Points?",
+        "",
+        "the table of pairs: The families of guides",
+    ),
+    (
+        "4. Process noise, f(x, noise=s)?",
+        'InducingPoint(model,\n  sites={"h": GivenInducing()})',
+        "",
     ),
 ]
-LEFT, RIGHT, HEIGHT = 0.0, 4.6, 1.25
-BOX = {"boxstyle": "round,pad=0.5", "linewidth": 1.2}
+HEIGHT, INDENT = 1.7, 0.7
+EDGE = {"boxstyle": "round,pad=0.4", "linewidth": 1.2, "edgecolor": "0.35"}
 
 
-def box(ax: Axes, x: float, y: float, text: str, colour: str, **options: object) -> None:
-    ax.text(
-        x,
-        y,
-        text,
-        va="center",
-        fontsize=10.5,
-        bbox=BOX | {"facecolor": colour, "edgecolor": "0.35"},
-        **options,
+def row(ax: Axes, y: float, question: str, guide: str, note: str) -> None:
+    """A question, and below it what to take if the answer is yes."""
+    ax.text(0.0, y, question, va="center", fontsize=11, bbox=EDGE | {"facecolor": "0.95"})
+    ax.annotate(
+        "",
+        (INDENT - 0.12, y - 0.85),
+        (0.3, y - 0.3),
+        arrowprops={"arrowstyle": "-|>", "color": "0.3"},
     )
-
-
-def arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], text: str) -> None:
-    ax.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": "0.3"})
-    side = 0.12 if start[0] == end[0] else 0.0
-    above = 0.0 if side else 0.12
-    middle = ((start[0] + end[0]) / 2 + side, (start[1] + end[1]) / 2 + above)
-    ax.text(*middle, text, fontsize=9.5, color="0.3", ha="left" if side else "center", va="center")
+    ax.text(0.22, y - 0.68, "yes", fontsize=10, color="0.3", ha="right", va="center")
+    style = (
+        {"family": "monospace", "bbox": EDGE | {"facecolor": "#dbe9f6"}}
+        if guide
+        else {"style": "italic"}
+    )
+    ax.text(INDENT, y - 0.85, guide or note, va="center", fontsize=10, **style)
+    if guide and note:
+        ax.text(INDENT, y - 1.17, note, va="center", fontsize=9.5, color="0.2")
 
 
 def figure() -> plt.Figure:
-    made, ax = plt.subplots(figsize=(9.0, 5.6), layout="constrained")
-    for row, (question, guide, note) in enumerate(QUESTIONS):
-        y = -row * HEIGHT
-        box(ax, LEFT + 1.4, y, question, "0.95", ha="center")
-        arrow(ax, (LEFT + 3.2, y), (RIGHT - 0.25, y), "yes")
-        arrow(ax, (LEFT + 1.4, y - 0.36), (LEFT + 1.4, y - HEIGHT + 0.38), "no")
-        if guide:
-            box(
-                ax,
-                RIGHT,
-                y + (0.12 if note else 0.0),
-                guide,
-                "#dbe9f6",
-                family="monospace",
-                ha="left",
-            )
-            below = y - (0.4 if "\n" in guide else 0.3)
-            ax.text(RIGHT, below, note, fontsize=9.5, color="0.2", va="center")
-        else:
-            box(ax, RIGHT, y, note, "0.95", ha="left")
+    made, ax = plt.subplots(figsize=(4.6, 7.4))
+    made.subplots_adjust(0, 0, 1, 1)
+    for number, texts in enumerate(QUESTIONS):
+        row(ax, -number * HEIGHT, *texts)
     last = -len(QUESTIONS) * HEIGHT
-    box(ax, LEFT + 1.4, last, "InducingPoint(model)", "#dbe9f6", family="monospace", ha="center")
+    ax.text(0.0, last, "otherwise", fontsize=11, va="center", bbox=EDGE | {"facecolor": "0.95"})
+    box = EDGE | {"facecolor": "#dbe9f6"}
     ax.text(
-        RIGHT - 0.2,
-        last,
-        "any program, any likelihood, minibatches",
-        fontsize=10,
-        va="center",
-        color="0.2",
+        1.3, last, "InducingPoint(model)", fontsize=10, va="center", family="monospace", bbox=box
     )
-    ax.set(xlim=(-0.4, 9.0), ylim=(last - 0.5, 0.55))
+    ax.text(
+        0.0, last - 0.5, "takes any program, any likelihood, minibatches", fontsize=9.5, color="0.2"
+    )
+    ax.set(xlim=(-0.25, 4.4), ylim=(last - 0.65, 0.5))
     ax.axis("off")
     return made
 
