@@ -1,22 +1,19 @@
-r"""``fit_best``: programs of one, two and three layers, weighed by what the data say of them.
+r"""``fit_best``: programs of one, two and three layers, weighted by their leave-one-out densities or their evidence.
 
-Further runs of Monte Carlo for the predictions of a program.
+**Several runs.** Where several hidden layers explain the data, one long run ends at one or two of them, and more
+samples do not help; independent shorter runs end at several. Estimates of their evidence differ by more than their
+errors, so weights by evidence or by stacking would keep mostly one run. Short runs therefore get equal weights.
 
-Where several hidden layers explain the data, each run ends at one or two of them, and more draws of it say no more.
-Independent runs with fewer draws each end at several. Their evidence is known to a few nats, in which they differ by
-more: by the evidence, and by stacking too, mostly one of them would count. So the short ones count alike.
+All runs enter predictions. Evidence and leave-one-out densities are those of the first run: the points of a short run
+are similar to each other, which makes its leave-one-out densities too optimistic.
 
-Only predictions are made of all runs. What is said of the program, its evidence and the densities of rows that are left
-out, is that of the first run: points of a short run are alike, and say too much of rows that are left out.
-
-What a fitted program says of each row when the others are all that is known, from draws of its posterior.
-
-Let u be all that is sampled when the last layer is integrated. Given a draw of it, a row has the density
+**Leave-one-out densities.** Let u be all latents when the last layer is integrated out. Given a draw of u, a row has
+the density
 
 .. math:: p(y_n \mid y_{-n}, u) = p(y \mid u) / p(y_{-n} \mid u),
 
-two integrals over the last layer, the second with the row masked. Draws of :math:`p(u \mid y)` that have the weights
-:math:`1 / p(y_n \mid y_{-n}, u)` are draws of :math:`p(u \mid y_{-n})`, so that
+two integrals over the last layer, the second with the row masked. Draws of :math:`p(u \mid y)` with weights
+:math:`1 / p(y_n \mid y_{-n}, u)` represent :math:`p(u \mid y_{-n})`, so that
 
 .. math:: p(y_n \mid y_{-n}) = \bigl(E\, [1 / p(y_n \mid y_{-n}, u)]\bigr)^{-1}, \qquad u \sim p(u \mid y).
 
@@ -193,7 +190,7 @@ def fit_best(
     num_runs: int = 4,
     previous: WeightedPosterior | None = None,
 ) -> WeightedPosterior:
-    r"""Fit programs of several depths and predict with their mixture, weighed by what the data say of each.
+    r"""Fit programs of several depths and predict with their mixture, weighted by stacking or by evidence.
 
     .. math:: p(y \mid x) = \sum_d w_d\, p_d(y \mid x), \qquad
               w = \arg\max_w \sum_n \log \sum_d w_d\, p_d(y_n \mid y_{-n})

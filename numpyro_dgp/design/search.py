@@ -63,9 +63,9 @@ _STEPS = 200
 
 
 class Seen(NamedTuple):
-    """What an acquisition is told of the evaluations so far.
+    """The evaluations so far, as an acquisition receives them.
 
-    Arrays have more rows than there are evaluations, 64, 128, 256, ...; the rest are copies of the last.
+    Arrays are padded to 64, 128, 256, ... rows with copies of the last one.
 
     Example:
         >>> import jax.numpy as jnp

@@ -40,17 +40,17 @@ __all__ = [
 class Integrals(NamedTuple):
     r"""Integrals of drawn functions by randomised points, with two errors.
 
-    Of draw s with randomisation r there is an estimate :math:`T_{rs}`. What the data leave open of the function shows
-    in the spread over s, what the number of points leaves open of the integral in the spread over r:
+    Draw s with randomisation r gives an estimate :math:`T_{rs}`. Its spread over s is the posterior uncertainty of the
+    function, its spread over r the error of the numerical integration:
 
     .. math:: T_s = \tfrac1R \sum_r T_{rs}, \qquad
               \hat\sigma^2_\mathrm{integration} = \tfrac{1}{R (R - 1)} \sum_r (\bar T_{r\cdot} - \bar T)^2, \qquad
               \hat\sigma^2_\mathrm{emulator} = \operatorname{var}_s T_s
               - \tfrac{1}{R} \operatorname{var}_{rs} (T_{rs} - \bar T_{r\cdot} - T_s + \bar T) .
 
-    The last term, with R - 1 times S - 1 degrees of freedom, is what the integration adds to the spread of draws: the
-    two errors are components of a two-way analysis of variance. The emulator's falls with more data, the integration's
-    with more points.
+    The last term, with (R - 1) (S - 1) degrees of freedom, is the contribution of the integration to the spread of
+    draws: the two errors are components of a two-way analysis of variance. The emulator's falls with more data, the
+    integration's with more points.
 
     Raises:
         ValueError: :meth:`interval` gets a level that is not between 0 and 1.

@@ -1,6 +1,6 @@
 """Fits and chains in the format of ArviZ.
 
-Observations that count nothing: NaN in the data of a tree, and no log density.
+Masked observations are NaN in the data of a tree and have no log density.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def counted(site: Message) -> Array | None:
 
 
 def with_gaps(value: Array, mask: Array) -> Array:
-    """Observations with NaN where they count nothing; labels and counts as they are."""
+    """Observations with NaN where they are masked; labels and counts are unchanged."""
     floating = jnp.issubdtype(jnp.result_type(value), jnp.floating)
     return jnp.where(mask, value, jnp.nan) if floating else value
 

@@ -69,8 +69,8 @@ class InducedFunction(FeatureFunction):
         return ()
 
     def whitened_values_of(self, other: InducedFunction) -> tuple[Array, Array]:
-        """What this function says of the whitened values of ``other``, an earlier fit of it: their mean (P, M) and
-        covariances (P, M, M).
+        """The mean (P, M) and covariances (P, M, M) of the whitened values of ``other``, an earlier fit of it, given
+        this function.
 
         Raises:
             ValueError: a representation without it.

@@ -9,9 +9,9 @@ __all__ = ["require_outside", "require_rows_of_plates"]
 
 
 def require_rows_of_plates(batch_shape: tuple[int, ...]) -> None:
-    """Refuse a likelihood of other rows than those of the plates around it.
+    """Raise unless a likelihood has as many rows as the plates around it.
 
-    NumPyro broadcasts a plate of one row to any number, and says of other numbers only that shapes do not fit.
+    NumPyro broadcasts a plate of one row to any number; for other sizes its message names only the shapes.
 
     Args:
         batch_shape: of the likelihood.
@@ -35,7 +35,7 @@ def require_rows_of_plates(batch_shape: tuple[int, ...]) -> None:
 
 
 def require_outside(what: str, rows: int, before: tuple[int, ...], batch_shape: tuple[int, ...]) -> None:
-    """Refuse one draw for all rows in a plate of these rows, which would repeat it for each of them.
+    """Raise where one joint draw of all rows is inside the plate of these rows, which would repeat it for each row.
 
     Args:
         what: the owner of the message.

@@ -254,7 +254,7 @@ class SparseFunction(InducedFunction):
         differ = self.outputs_differ or other.outputs_differ
         found = []
         for output in range(self.outputs or 1) if differ else (None,):
-            # v' = L'^-1 (f(Z') - m'(Z')), f(Z') = m(Z') + k(Z', Z) L^-T v + what v leaves open.
+            # v' = L'^-1 (f(Z') - m'(Z')), f(Z') = m(Z') + k(Z', Z) L^-T v + N(0, Var[f(Z') | v]).
             ours, theirs = self.at_points(output), other.at_points(output)
             values = (self.mean_at(theirs.Z) - other.mean_at(theirs.Z)).reshape(len(theirs.Z), -1)
             means = values if output is None else values[:, output, None]
@@ -283,14 +283,14 @@ class SummandFunction(SparseFunction):
 def _whitened_values(ours: PointValues, theirs: PointValues) -> tuple[Array, Array]:
     r"""Whitened values at other points given ours: the slope (1, M', M) and the covariance (1, M', M').
 
-    The jitter of k(Z, Z) is the variance of independent noise on the inducing values. Points that are in both sets
-    have the same noise: where all are, the slope is the identity and nothing is left open.
+    The jitter of k(Z, Z) is the variance of independent noise on the inducing values. Points in both sets have the
+    same noise: where all are, the slope is the identity and the covariance is zero.
     """
     K, noise = ours.kernel.gram(theirs.Z), nugget(ours.kernel.gram(ours.Z))
     # Cov[u', u] = k(Z', Z) + e [z' = z], Cov[u', u'] = k(Z', Z') + e I
     cross = ours.kernel(theirs.Z, ours.Z) + noise * _same_rows(theirs.Z, ours.Z)
     A = matmul(matmul(theirs.whiten, cross), ours.whiten.mT)  # L'^-1 Cov[u', u] L^-T
-    # Cov[v', v'], of which C = Cov[v', v'] - A A' is left open.
+    # Cov[v', v']; given v it is C = Cov[v', v'] - A A'.
     prior = matmul(matmul(theirs.whiten, K + noise * jnp.eye(len(K), dtype=K.dtype)), theirs.whiten.mT)
     return A[None], (prior - matmul(A, A.mT))[None]
 

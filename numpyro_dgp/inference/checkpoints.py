@@ -248,7 +248,7 @@ class CheckpointFile:
         arrays = read_arrays(self.path, _ELSE)
         if not {"losses", "paths", "identity"} <= arrays.keys():
             older = {"losses", "leaf0"} <= arrays.keys()
-            kind = "one of an older version, which does not say of which fit it is" if older else "other arrays"
+            kind = "one of an older version, which does not identify its fit" if older else "other arrays"
             raise expected(f"a checkpoint of this fit in {self.path}", kind, _ELSE)
         return arrays
 

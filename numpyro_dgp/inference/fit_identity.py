@@ -83,7 +83,7 @@ def _collect(jaxpr: Any, values: Any, lines: list[str], constants: list[str]) ->
 
 
 def _setting(value: Any, lines: list[str], constants: list[str]) -> str:
-    """The setting of an operation, in words; for a jaxpr in it, its operations are appended instead."""
+    """The setting of an operation as text; for a jaxpr, its operations are appended to ``lines`` instead."""
     if isinstance(value, core.ClosedJaxpr):
         _collect(value.jaxpr, value.consts, lines, constants)
         return "program"
@@ -108,7 +108,7 @@ def _constant(value: Any) -> str:
 
 
 class FitIdentity(NamedTuple):
-    """What a fit is, in words.
+    """A description of a fit as text, to compare it with a saved one.
 
     Args:
         facts: the function, its arguments, the objective, the sites of guide and model.

@@ -54,7 +54,7 @@ def is_key(leaf: Any) -> bool:
 
 
 def partial_files(path: Path) -> list[Path]:
-    """What processes that were killed while they wrote ``path`` have left behind."""
+    """Temporary files of processes that were killed while they wrote ``path``."""
     name = path.name + "."
     return [p for p in path.parent.iterdir() if p.name.startswith(name) and p.name.endswith(".part")]
 

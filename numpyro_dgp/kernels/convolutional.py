@@ -139,19 +139,18 @@ def _windows(x: Array, axis: int, width: int, count: int, stride: int) -> Array:
 
 @pytree
 class Convolutional(Kernel):
-    r"""A function of images that adds up what another function g says of their patches:
+    r"""The kernel of a function of images that is the weighted sum of a function g of their patches:
 
     .. math:: f(x) = \sum_r w_r\, g(x^{[r]}), \qquad
               k(x, x') = \sum_{r, r'} w_r w_{r'}\, k_g(x^{[r]}, x'^{[r']})
 
-    where :math:`x^{[r]}` is patch r of R. A pattern that is known from one place of an image is known everywhere.
-    Weights say how much a place counts. With patches that have their places, ``Patches(..., places=True)``, the
-    response itself may change over the image: ``RBF(1.0, 2.0).on(0, 1, 2, 3) * RBF(1.0, 5.0).on(4, 5)`` for patches of
+    where :math:`x^{[r]}` is patch r of R. A pattern learned at one place of an image is known everywhere; the weights
+    are the importance of each place. With ``Patches(..., places=True)``, whose patches include their position, the
+    response may also vary over the image: ``RBF(1.0, 2.0).on(0, 1, 2, 3) * RBF(1.0, 5.0).on(4, 5)`` for patches of
     2 by 2 pixels.
 
-    Inputs are images, rows of H W C numbers. The kernel of N and N' images costs N N' R^2 evaluations of that of g, in
-    blocks, so that they are never in memory together. ``dgp.functions.InducingPatches`` needs only N M R of them and
-    N R^2 for the variances.
+    Inputs are images, rows of H W C numbers. The kernel of N and N' images costs N N' R^2 evaluations of that of g,
+    computed in blocks to save memory. ``dgp.functions.InducingPatches`` needs only N M R, and N R^2 for the variances.
 
     Args:
         kernel: :math:`k_g`, a kernel of patches, rows of ``patches.size`` numbers.

@@ -43,7 +43,7 @@ def by_column(kernel: Any, name: str, columns: int) -> Number:
 
 
 def column_number(value: Any) -> int | None:
-    """The number of a column, counted from 0, as an integer of Python; ``None`` of what is none.
+    """A column index, counted from 0, as a Python integer; ``None`` if ``value`` is not one.
 
     Example:
         >>> import numpy as np

@@ -1,9 +1,9 @@
-r"""Which directions of a predictive density are integrated where the integrand is, rather than where the function is.
+r"""Adaptive quadrature of predictive densities, centred at the peaks of the integrand instead of the mean of p(v).
 
-As a function of v, :math:`p(y \mid v)` may be far narrower than what is known of v, far from its mean, and have several
-peaks. :math:`\log E[p(y \mid v)]` of one function is taken over the intervals of
-:mod:`~numpyro_dgp.math.peaked_integral`. Where a density sees two directions, such as a location and a scale, the
-one that moves the location is integrated so at every node of the other one, whose nodes are around the peak.
+As a function of v, :math:`p(y \mid v)` may be far narrower than p(v), far from its mean, and have several peaks.
+:math:`\log E[p(y \mid v)]` over one function uses the intervals of :mod:`~numpyro_dgp.math.peaked_integral`. Where a
+density depends on two directions, such as a location and a scale, the location is integrated so at every node of the
+scale, whose nodes are around the peak.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _INTERVALS, _ONE_PEAK = 384, 64
 
 
 class _Direction(NamedTuple):
-    """Columns of v that are integrated together, ``shared`` by several numbers of y or each seen by its own one."""
+    """Columns of v that are integrated together, ``shared`` by all entries of y or one per entry."""
 
     columns: range
     shared: bool

@@ -1,9 +1,8 @@
 """How a conditional, the function from v to the distribution of y in a ``Likelihood``, depends on v.
 
-One call gives an example of the distribution; one trace of a second call, read by
-:mod:`~numpyro_dgp.jaxprs.dependence`, says how each parameter depends on v. This decides how v is integrated.
-
-Whether the density of one y sees several rows of v, so that rows cannot be integrated one by one.
+One call gives an example of the distribution. One trace of a second call, analysed by
+:mod:`~numpyro_dgp.jaxprs.dependence`, tells how each parameter depends on v, and whether the density of one y depends
+on several rows of v, so that rows cannot be integrated separately. This decides how v is integrated.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ _ALL = "its parameters"
 
 
 class Shared(NamedTuple):
-    """How the density of one y sees several rows of v.
+    """How the density of one y depends on several rows of v.
 
     Args:
         how: a verb phrase.
-        known: whether it does for certain; otherwise an operation is not known.
+        known: whether the dependence is certain; otherwise it comes from an operation that is not analysed.
     """
 
     how: str
@@ -55,7 +54,7 @@ class Shared(NamedTuple):
 
 
 def shared_rows(conditional: Callable[[Array], dist.Distribution], v: Array, batch_ndim: int) -> Shared | None:
-    """Find out whether a density sees several rows of v, from the jaxpr of its parameters.
+    """Find out whether a density depends on several rows of v, from the jaxpr of its parameters.
 
     Args:
         conditional: from v to the distribution of y.
@@ -63,7 +62,7 @@ def shared_rows(conditional: Callable[[Array], dist.Distribution], v: Array, bat
         batch_ndim: how many of the first axes of v are rows.
 
     Returns:
-        ``None`` where every density is known to see one row.
+        ``None`` where every density depends on one row.
 
     Example:
         >>> import jax.numpy as jnp
@@ -118,11 +117,11 @@ class Reading(NamedTuple):
 
     Args:
         example: the distribution at one v.
-        kinds: how each parameter of one number of y depends on v, by name; empty where ``mixes`` is set.
-        mixes: why y is not made of numbers that each have their own number of v, a verb phrase; ``None`` if it is.
-        shared: how an entry of y sees several rows of v, where ``mixes`` is set and it does or may.
+        kinds: how each parameter of one entry of y depends on v, by name; empty where ``mixes`` is set.
+        mixes: why the likelihood does not factorise over the entries of v, a verb phrase; ``None`` if it does.
+        shared: how an entry of y depends on several rows of v, where ``mixes`` is set and it does or may.
         parts: how it depends on the values of each function, where ``mixes`` is set.
-        grid: integrates it where ``mixes`` is set and a number of y sees few numbers of v.
+        grid: integrates it where ``mixes`` is set and an entry of y depends on few entries of v.
     """
 
     example: dist.Distribution
@@ -370,7 +369,7 @@ def choose_rule(
         exact: whether all expectations have a closed form, so that no rule is needed.
 
     Raises:
-        ValueError: no rule, or Gauss-Hermite for numbers of y that see many numbers of v.
+        ValueError: no rule, or Gauss-Hermite where an entry of y depends on too many entries of v.
     """
     expect(
         integrate is None or isinstance(integrate, GaussHermite | MonteCarlo),
@@ -384,7 +383,7 @@ def choose_rule(
         return dataclasses.replace(reading.grid, nodes_each=None if integrate is None else integrate.size)
     if isinstance(integrate, GaussHermite):
         raise expected(
-            f"a conditional in which a number of y sees {MOST_DIRECTIONS} numbers of v at most for GaussHermite",
+            f"entries of y that depend on at most {MOST_DIRECTIONS} entries of v for GaussHermite",
             f"{reading.family}, which {reading.mixes}",
             "use integrate=dgp.likelihoods.MonteCarlo(n)",
         )

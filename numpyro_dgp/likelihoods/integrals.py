@@ -96,10 +96,10 @@ Expectation = Callable[[Integrand, Array, Array, Array], Array]
 
 
 class Integral(NamedTuple):
-    """Expectations over v, of each y; a quantity that it does not have is ``None``.
+    """Expectations over v for each y; quantities that are not available are ``None``.
 
     Args:
-        describe: what ``repr`` of the likelihood says of it, from the integrand.
+        describe: its name in ``repr`` of the likelihood, from the integrand.
         expected_log_prob: E[log p(y | v)], from (the integrand, y, the means of v, their variances).
         log_marginal: log E[p(y | v)], likewise.
         moments: E[y] and the mean square of y, from (the integrand, the means of v, their variances).

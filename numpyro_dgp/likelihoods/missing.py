@@ -24,9 +24,8 @@ def missing(y: Any) -> tuple[Array, Array]:
 
     .. math:: \log p(y \mid v) = \sum_{n, p :\, o_{np}} \log p(y_{np} \mid v_n)
 
-    is what ``dgp.Likelihood(f(x), conditional, observed=o)`` takes the expectation of: missing entries o = False count
-    nothing, as if they were dropped. Both arrays are arguments of the program, and indices and minibatches take the
-    same rows of both.
+    is the log density that ``dgp.Likelihood(f(x), conditional, observed=o)`` integrates: missing entries, o = False,
+    are masked. Pass both arrays as arguments of the program, so that indices and minibatches select the same rows.
 
     Args:
         y: numbers of any shape with NaN where one is missing, a masked array of NumPy, or a table with missing entries.

@@ -1,15 +1,13 @@
-r"""Values of several functions side by side, for a likelihood that sees them together.
+r"""Values of several functions side by side, or of one function at several inputs of a row, for one likelihood.
 
-Values of one function at several inputs of a row, or beside its slopes, for a likelihood that sees them together.
-
-The outcome of a duel depends on :math:`f(a) - f(b)`. The two values are correlated, by inducing values that are not
-known and by what these leave open. Values :math:`v_1, \ldots, v_k` of a row are written in terms of independent
-numbers, the part of each that those before it do not determine,
+The outcome of a duel depends on :math:`f(a) - f(b)`. The two values are correlated through q(v) and through their
+conditional covariance given v. Values :math:`v_1, \ldots, v_k` of a row are therefore written in terms of independent
+innovations :math:`c_i`,
 
 .. math:: v_i = c_i + \sum_{j<i} \lambda_{ij}\, (c_j - m_j), \qquad c_i \sim N(m_i, d_i),
 
 with :math:`\Lambda\, \mathrm{diag}(d)\, \Lambda^\top` their covariance and :math:`\Lambda` lower triangular with ones
-on the diagonal: all that integrates independent values serves as it is.
+on the diagonal: every rule for independent values then applies.
 """
 
 from __future__ import annotations
@@ -212,7 +210,7 @@ def correlated(several: SeveralValues) -> SeveralValues:
 
 
 def _of_one_function(parts: Sequence[FunctionValues]) -> list[list[int]]:
-    """The numbers of values that depend on the same inducing values, where several do."""
+    """Indices of values that depend on the same inducing values, where several do."""
     same: dict[Any, list[int]] = {}
     for n, part in enumerate(parts):
         v = getattr(part.function, "v", None)

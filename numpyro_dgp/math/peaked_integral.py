@@ -155,8 +155,8 @@ def _log_expectation(
 def log_expectation_around_peak(log_value: Function, loc: Array, variance: Array) -> Array:
     r"""The same for a smooth integrand with one peak, at few points, one after the other.
 
-    The trapezoidal rule is applied to :math:`z = c + w \sinh u`, with c the place of the largest value and w the fall
-    of the integrand beside it says of the width of the peak.
+    The trapezoidal rule is applied to :math:`z = c + w \sinh u`, with c the mode of the integrand and w the width of
+    the peak, estimated from its decay around c.
 
     Args:
         log_value: from points of the shape of ``loc`` to :math:`\log g` there, number by number.

@@ -1,9 +1,9 @@
-"""What a fit left behind, parameters or draws, checked against the program that asks for it.
+"""A fitted program: parameters or posterior samples, validated against the model.
 
-A ``numpyro.param`` without a value would take its initial value, and a site without a draw would be drawn from its
-prior: each would be a prediction of something that was never fitted.
+A ``numpyro.param`` without a value would take its initial value, and a site without a sample would be drawn from its
+prior: predictions would then be those of a program that was never fitted.
 
-Processes without inducing values at new rows: given their values at the rows of a fit.
+Processes without inducing values are predicted at new rows given their values at the rows of the fit.
 """
 
 from __future__ import annotations

@@ -412,8 +412,8 @@ class Predictor:
             X_variance: variances of the inputs; ``None`` where they are known.
 
         Raises:
-            ValueError: an option among the arguments; what the program says of these values where it runs without being
-                compiled, if a check of its fails or it predicts NaN.
+            ValueError: an option among the arguments; a check of the program that fails for these values, or NaN in
+                its predictions (the program then runs again without compilation, which gives the error).
         """
         num_samples, samples = self._samples(quantity, options)
         args, kwargs = jax.tree.map(as_data, (args, kwargs))

@@ -347,7 +347,7 @@ def is_dense(function: Any) -> bool:
 def with_open_variance(
     uses: dict[str, Use], columns: dict[str, tuple[Column, ...]], sites: dict[str, Message]
 ) -> dict[str, Use]:
-    r"""The uses, with the variance that v leaves open in the noise of hidden layers whose inputs are data.
+    r"""The uses, with the conditional variance added to the noise of hidden layers whose inputs are data.
 
     .. math:: \log p(h_n \mid v, x_n) = \log N(h_n;\, m(x_n) + a_n v,\, c_n), \qquad
               c_n = k(x_n, x_n) - a_n a_n^\top + s^2 ,
@@ -424,9 +424,8 @@ def _under_noise(fn: Any, site: Message, variance: ArrayLike, open: bool) -> Use
 def at_inducing_inputs(A: Array, variances: Array, points: Any, rows: Array) -> tuple[Array, Array]:
     r"""Features (N, M) and variances given v (N,) of data, some of which are at inducing inputs.
 
-    The jitter of k(Z, Z) is the variance of noise of the function itself at the inducing inputs: a datum there sees the
-    inducing value. Counted as variance that v leaves open, it would be divided by the variance of the noise of y, which
-    in codes without noise is smaller.
+    The jitter of k(Z, Z) is noise of the function itself at the inducing inputs, which a datum there shares. Counted as
+    conditional variance, it would be divided by the noise variance of y, which is smaller in codes without noise.
 
     Args:
         A: features :math:`L^{-1} k(Z, x_n)` of the data (N, M).
