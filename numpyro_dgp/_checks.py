@@ -280,10 +280,7 @@ def require_positive(name: str, value: ArrayLike, advice: str = _POSITIVE) -> No
 def require_params(params: Any) -> dict[str, Any]:
     """Parameters of a fit as a dict, empty for ``None``; raise unless they are finite arrays by name."""
     expect(
-        isinstance(params, Mapping | None),
-        "params as a dict of arrays",
-        type(params).__name__,
-        "pass svi_result.params",
+        isinstance(params, Mapping | None), "params, a dict of arrays", type(params).__name__, "pass svi_result.params"
     )
     for name, value in (params or {}).items():
         for leaf in jax.tree.leaves(value):  # of a network, several arrays
@@ -354,10 +351,7 @@ def require_noise(value: ArrayLike) -> None:
         not np.ndim(value),
         "noise to be a single number",
         f"shape {np.shape(value)}",
-        (
-            "of noise that differs from point to point make a layer, dgp.gp with dgp.Grid or dgp.Points, "
-            "under dgp.Likelihood"
-        ),
+        "for noise per row use dgp.Likelihood with a layer on dgp.Grid or dgp.Points",
     )
     require_positive("noise", value)
 
@@ -365,12 +359,7 @@ def require_noise(value: ArrayLike) -> None:
 def require_inputs(x: Any, dims: int | None = None) -> None:
     """Raise unless ``x`` has shape ``(..., N, D)``, with ``D == dims`` when ``dims`` is given."""
     shape = np.shape(x)
-    expect(
-        len(shape) >= 2,
-        "inputs of shape (..., N, D)",
-        f"shape {shape}",
-        "a single input column is x[:, None], a single input row is x[None, :]",
-    )
+    expect(len(shape) >= 2, "inputs of shape (..., N, D)", f"shape {shape}", "a column is x[:, None], a row x[None, :]")
     expect(
         dims is None or shape[-1] == dims,
         f"inputs with D = {dims} columns (as in its inducing inputs)",
@@ -406,6 +395,6 @@ def require_keywords(own: Iterable[str] | None, program: Callable[..., Any], kwa
     for name in kwargs.keys() - parameters.keys():
         expect(
             (near := nearest(name, own)) is None,
-            "keyword arguments of its own or of the program",
+            "its own keyword arguments or the program's",
             f"{name!r} (nearest: {near!r})",
         )

@@ -55,10 +55,7 @@ def as_numbers(what: str, value: Any) -> Any:
     """
     if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
         expect(
-            not jnp.issubdtype(value.dtype, jnp.complexfloating),
-            f"{what} to be real",
-            value.dtype,
-            "pass real and imaginary parts as columns",
+            not jnp.issubdtype(value.dtype, jnp.complexfloating), f"{what} to be real", value.dtype, "use two columns"
         )
         return value
     expect(
@@ -93,12 +90,7 @@ def known_numbers(what: str, value: Any) -> np.ndarray:
         ValueError: as there, or traced values.
     """
     found = as_numbers(what, value)
-    expect(
-        is_concrete(found),
-        f"{what} with known values",
-        "traced ones",
-        "compute it once, outside the model and outside jit",
-    )
+    expect(is_concrete(found), f"{what} with known values", "traced ones", "compute it once, outside of model and jit")
     return np.asarray(found)
 
 
@@ -131,10 +123,7 @@ def as_array(what: str, value: Any) -> Array:
             raise expected(
                 f"{what} within the whole numbers of {held}",
                 f"{found.min()} to {found.max()}",
-                (
-                    "subtract the first, change the unit, or standardise by dgp.initial.Standardizer; JAX would "
-                    "wrap them around"
-                ),
+                "subtract the first value, or standardise by dgp.initial.Standardizer; JAX would wrap them around",
             )
     with np.errstate(over="ignore"):
         cast = found.astype(held)
@@ -222,10 +211,7 @@ def require_apart(what: str, before: np.ndarray, after: np.ndarray) -> None:
             raise expected(
                 f"distinct values of {what} to stay distinct in {after.dtype}",
                 f"{distinct}{where} of which {left} are left",
-                (
-                    "subtract the offset in double precision (dgp.initial.Standardizer does), remove outliers, "
-                    'or switch on jax.config.update("jax_enable_x64", True)'
-                ),
+                'subtract the offset (dgp.initial.Standardizer), or jax.config.update("jax_enable_x64", True)',
             )
 
 

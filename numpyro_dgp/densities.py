@@ -311,10 +311,7 @@ class MomentsOnly(Mixture):
         raise expected(
             "a y that is Gaussian given each draw",
             "only moments of others",
-            (
-                "use posterior.quantile(key, q, X) for its quantiles, posterior.sample(key, X) for draws, "
-                "posterior.predict_function(key, X) for the function without noise, which is Gaussian"
-            ),
+            "use posterior.quantile(key, q, X), posterior.sample(key, X), or posterior.predict_function(key, X)",
             at=f"Mixture.{method}",
         )
 
@@ -459,10 +456,7 @@ def _require_draws(draws: ArrayLike, least: int) -> Any:
         raise expected(
             f"draws of shape (S, N) with S >= {least}",
             np.shape(draws),
-            (
-                "take them from posterior.using(num_samples=2000).sample(key, X); several outputs one at a "
-                "time, draws[..., p]"
-            ),
+            "take posterior.using(num_samples=2000).sample(key, X); of several outputs one at a time, draws[..., p]",
         )
     require_finite("draws", draws, "check the fit: NaN in its losses?")
     expect(

@@ -259,7 +259,7 @@ def test_other_guides(guide):
 @pytest.mark.long
 def test_refuses_hyperparameters_that_share_a_guide():
     guide = lambda m: dgp.guides.InducingPoint(m, other=AutoMultivariateNormal)  # noqa: E731
-    with pytest.raises(ValueError, match=r"to have the shape of 'auto_loc' of the fit, .* rules of single sites"):
+    with pytest.raises(ValueError, match=r"to have the shape of 'auto_loc' of the fit, .* the same rules"):
         deepen(fit(model := program(1), guide(model), 2), 2, guide=guide)
 
 

@@ -479,12 +479,12 @@ def test_rows_are_left_out_only_where_programs_are_weighed():
     [
         (lambda: dgp.fit_best(3, KEY, X, STEP), "fit_best: expected family, a function from the number of layers"),
         (lambda: dgp.fit_best(lambda depth: None, KEY, X, STEP), r"expected family\(depth\) to be a program"),
-        (lambda: dgp.fit_best(family, KEY, X, STEP[:3]), "inputs first and observations last, with as many rows"),
+        (lambda: dgp.fit_best(family, KEY, X, STEP[:3]), "inputs first and observations last, of equal length"),
         (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(2, 1)), "depths as ascending numbers of layers"),
         (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(1, (2, 1), 1)), r"ascending.*got \(1, \(2, 1\), 1\)"),
-        (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(1, (2, 0))), "pairs of such a number and the columns"),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(1, (2, 0))), "pairs of one with the columns"),
         (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(1, (2, 1), (2, 1))), "ascending numbers of layers"),
-        (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(1, (2, 1, 1))), "pairs of such a number"),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(1, (2, 1, 1))), "pairs of one with the columns"),
         (lambda: dgp.fit_best(family, KEY, X, STEP, depths=True), "ascending numbers of layers"),
         (
             lambda: dgp.fit_best(lambda depth: family(depth), KEY, X, STEP, depths=(1, (2, 1))),
@@ -495,7 +495,7 @@ def test_rows_are_left_out_only_where_programs_are_weighed():
             lambda: dgp.fit_best(family, KEY, X, STEP, least_gain=-1),
             "expected least_gain as a number of standard errors, zero or more, got -1: 1.0",
         ),
-        (lambda: dgp.fit_best(family, KEY, X, STEP, least_gain=np.inf), "expected least_gain as a number .* got inf"),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, least_gain=np.inf), "expected least_gain of 0 or more .* got inf"),
         (
             lambda: dgp.fit_best(family, KEY, X, STEP, weigh="evidence", folds=3),
             'expected folds of weigh="stacking" only, got folds=3',

@@ -416,7 +416,7 @@ def projected(X, y=None):
         ),
         (
             lambda: initial(one, G.InducingPoint(one, inducing=G.GlobalInducing(20)), X, Y),
-            "expected num_inducing of at most 9, the number of distinct rows of the inputs, got 20",
+            "expected num_inducing of at most 9, the distinct rows of the inputs, got 20",
         ),
     ],
 )

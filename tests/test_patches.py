@@ -363,7 +363,7 @@ WRONG = {
     ),
     "a tuple for patches": (
         lambda: dgp.kernels.Convolutional(RBF, (2, 2)),
-        r"expected patches=dgp.kernels.Patches.* got tuple",
+        r"expected dgp.kernels.Patches.* got tuple",
     ),
     "other weights": (
         lambda: dgp.kernels.Convolutional(RBF, PATCHES, np.ones(9)),

@@ -222,7 +222,7 @@ def test_bad_input():
     for margin in (-1.0, np.nan, np.inf, np.ones(2)):
         with pytest.raises(ValueError, match=r"rings\.regular: expected margin to be a finite number of at least zero"):
             dgp.rings.regular(np.arange(3.0), margin)
-    with pytest.raises(ValueError, match="expected observed to mark some of the 16 grid points"):
+    with pytest.raises(ValueError, match="expected observed grid points among 16"):
         dgp.rings.RingNormal(KERNEL, GRIDS[0], observed=np.zeros(16, bool))
     with pytest.raises(ValueError, match="expected noise to be positive"):
         dgp.rings.RingNormal(KERNEL, GRIDS[0], noise=-1.0)

@@ -312,7 +312,7 @@ WRONG = {
         (F, FunctionValues(jnp.zeros(1), jnp.ones(1), event_dim=0)),
         r"values of all functions at the same rows, got batch shapes",
     ),
-    "a mixture": ((PAIR.mix(jnp.eye(2)), ONE), r"functions that are not mixed among several, got f\(x\).mix\(W\)"),
+    "a mixture": ((PAIR.mix(jnp.eye(2)), ONE), r"functions that are not mixed, got f\(x\).mix\(W\)"),
 }
 
 

@@ -108,7 +108,7 @@ def test_not_fitted():
     [
         ({"layers": 0}, "expected layers to be a positive integer, got 0: try 2"),
         ({"num_steps": -1}, "expected num_steps to be a positive integer, got -1: try num_steps=None"),
-        ({"learning_rate": 0.0}, "expected a positive learning_rate, got 0.0: try 0.05"),
+        ({"learning_rate": 0.0}, "expected learning_rate > 0, got 0.0: 0.05"),
         ({"kernel": "Matern25"}, "expected kernel to be one of .*Matern52.*, got 'Matern25': kernel='Matern"),
         ({"guide": "inducing"}, "expected guide to be one of .*InducingPoint.*, got 'inducing'"),
         ({"likelihood": "laplace"}, "expected likelihood to be one of normal, student-t, got 'laplace'"),

@@ -381,10 +381,7 @@ def _candidates(site: str | None, sites: Trace, ends: frozenset[str], program: P
         raise expected(
             "site= to be the name of an observed site",
             f"the {what} {site!r}",
-            (
-                f"the program observes {observed}; draws of latent sites are guide.sample_posterior(key, "
-                "params, X, y), or of MCMC"
-            ),
+            f"the program observes {observed}; for latent sites use guide.sample_posterior(key, params, X, y)",
         )
     return [site]
 
@@ -439,12 +436,9 @@ def require_unobserved(call: Call) -> None:
     """Raise if a call observes what it is to predict; warn if latents have another distribution than one may expect."""
     if call.candidates and not call.predicted:
         raise expected(
-            "a call without the observations that are to be predicted",
+            "a call without the observations to predict",
             f"those of {', '.join(map(repr, call.candidates))}",
-            (
-                "leave them out, posterior.predict(key, X), posterior.sample(key, X); "
-                "posterior.log_density(key, y, X) takes them right after the key"
-            ),
+            "posterior.predict(key, X) leaves them out; posterior.log_density(key, y, X) takes them after the key",
         )
     observed, latents = call.ignored()
     if observed:
@@ -476,10 +470,7 @@ def require_own_functions(call: Call) -> None:
         raise expected(
             f"inducing inputs and hyperparameters of {layer!r} that do not depend on the rows of the call",
             f"some computed from {', '.join(arguments)}",
-            (
-                "at other rows that is not the function that was fitted. Compute them once, outside the "
-                "model: Z = X[::10] before def model(X, y=None)"
-            ),
+            "at other rows it is another function. Compute them once, outside the model: Z = X[::10]",
         )
 
 
@@ -491,10 +482,7 @@ def require_new_rows(call: Call) -> None:
         raise expected(
             "sites with a value per row in the plates of the rows",
             f"{name!r}, of which {user!r} uses row n at row n of the call",
-            (
-                f"the fit has its values for its own rows only. Open it {where}, so that new rows draw their "
-                f"own; values of groups are picked by an argument, {name}[group]"
-            ),
+            f"the fit has values for its own rows only. Open it {where}; index values of groups, {name}[group]",
         )
 
 
@@ -511,11 +499,8 @@ def require_conditionals(call: Call, below: bool) -> None:
         if of_data or (below and name in above):
             raise expected(
                 "functions with inducing points",
-                f"values of one without (inducing=None or dgp.Neighbours) at {name!r}",
-                (
-                    "at new rows they depend on the data of the fit, which its parameters and draws do not hold. "
-                    "Give the data, posterior.on(X, y), or give the layer dgp.Points(X), and y a dgp.Likelihood"
-                ),
+                f"values without (inducing=None or dgp.Neighbours) at {name!r}, which need the data of the fit",
+                "give the data, posterior.on(X, y), or the layer dgp.Points(X) and y a dgp.Likelihood",
             )
 
 

@@ -146,9 +146,8 @@ def _is_masked(msg: Message, run: require) -> ValueError | None:
         return None
     return expected(
         "a Likelihood with observed=mask",
-        f"obs_mask=, which would infer the other entries as a latent site {name!r}",
-        f"write numpyro.sample({y!r}, dgp.Likelihood(f(x), conditional, observed=mask), obs=y), which leaves missing "
-        "entries out; posterior.predict gives all",
+        f"obs_mask=, which would make the other entries a latent site {name!r}",
+        f"write numpyro.sample({y!r}, dgp.Likelihood(f(x), conditional, observed=mask), obs=y)",
         f"site {y!r}",
     )
 
@@ -156,10 +155,8 @@ def _is_masked(msg: Message, run: require) -> ValueError | None:
 def _transformed(at: str | None = None) -> ValueError:
     return expected(
         "sites outside JAX transformations",
-        "one inside lax.scan, fori_loop, map, vmap, cond, checkpoint or jit, where it has one value for all steps, or "
-        "one that is lost to the program",
-        "draw all values at once, in a numpyro.plate or as h = numpyro.sample('h', f(x)), write a Python loop with a "
-        "name for every step, or, for NUTS and the guides of NumPyro, use numpyro.contrib.control_flow.scan",
+        "one inside lax.scan, fori_loop, map, vmap, cond, checkpoint or jit, where sites are shared or lost",
+        "draw all values at once in a plate or as numpyro.sample('h', f(x)), or write a Python loop",
         at,
     )
 
@@ -281,10 +278,7 @@ def explained(arguments: Any) -> Iterator[None]:
         raise expected(
             "arrays with as many rows as the plate that they are used in",
             error,
-            (
-                "in a plate that takes some rows, with numpyro.plate(name, len(X), subsample_size=batch) as "
-                "i, use X[i] and y[i]"
-            ),
+            "in a subsampled plate, with numpyro.plate(name, len(X), subsample_size=batch) as i, use X[i] and y[i]",
         ) from error
 
 

@@ -92,10 +92,7 @@ def require_rows_once(sites: Trace) -> None:
             rows = site["fn"].batch_shape[frame.dim]
             if rows != frame.size:
                 raise expected(
-                    f"{frame.size} row(s), as many as plate {frame.name!r} has",
-                    rows,
-                    _INDEX,
-                    at=f"site {site['name']!r}",
+                    f"{frame.size} row(s), as in plate {frame.name!r}", rows, _INDEX, at=f"site {site['name']!r}"
                 )
         if site["is_observed"] and np.shape(site["value"]):  # a single number is meant for all rows
             _require_counted_once(site)
@@ -108,12 +105,9 @@ def _require_counted_once(site: Message) -> None:
     event = shape[len(shape) - min(len(shape), fn.event_dim) :]
     if event != fn.event_shape and _broadcast(event, fn.event_shape) is not None:
         raise expected(
-            f"observations whose last axes have the event shape {fn.event_shape} of the distribution",
+            f"observations whose last axes are the event shape {fn.event_shape} of the distribution",
             f"shape {shape}",
-            (
-                "an array (N,) beside a column (N, 1) is repeated N times; give y of shape (N, P) for a "
-                "layer with outputs=P, of shape (N,) for a scalar function"
-            ),
+            "give y of shape (N, P) for a layer with outputs=P, of shape (N,) for a scalar function",
             at=f"site {site['name']!r}",
         )
     batch = shape[: len(shape) - len(event)]
@@ -150,8 +144,8 @@ def _require_counted_once(site: Message) -> None:
         )
     if _broadcast(total, weights) != total:
         raise expected(
-            f"weights (handlers.scale) for {total} log densities",
-            f"shape {weights} in {where}",
+            f"weights (handlers.scale) for {total} densities",
+            f"{weights} in {where}",
             _COLUMNS,
             at=f"site {site['name']!r}",
         )
@@ -175,10 +169,7 @@ def require_long_enough(found: list[ShortArray]) -> None:
         raise expected(
             f"arrays with a row for every index below its size {size}",
             f"one of shape {shape} indexed along axis {axis}",
-            (
-                f"JAX would repeat its last row; give the plate the number of rows, numpyro.plate({plate!r}, "
-                "len(X), ...), and X and y equally many"
-            ),
+            f"JAX would repeat its last row; write numpyro.plate({plate!r}, len(X), ...), with as many y as X",
             at=f"plate {plate!r}",
         )
 

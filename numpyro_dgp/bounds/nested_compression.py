@@ -76,12 +76,7 @@ class NestedLayer:
         (M, D), P = np.shape(self.Z), np.shape(self.loc)[0]
         expected = {"loc": (P, M), "scale_tril": (P, M, M)} | ({} if self.W is None else {"W": (D, P)})
         found = {name: np.shape(getattr(self, name)) for name in expected}
-        expect(
-            found == expected,
-            f"shapes {expected} for Z of shape {(M, D)}",
-            found,
-            "every output has its own row of loc",
-        )
+        expect(found == expected, f"shapes {expected} for Z of shape {(M, D)}", found, "each output has a row of loc")
 
 
 def nested_bound(layers: Sequence[NestedLayer], X: Array, y: Array, *, integrate: Integrate = None) -> Array:

@@ -139,12 +139,9 @@ def require_same_inputs(
                 continue
             if ours.inducing.shape != theirs.inducing.shape or _distance(ours.inducing, theirs.inducing) > 0:
                 raise expected(
-                    (
-                        f"layer {name!r} to have the inducing inputs of {old[name]!r} in the fitted program, shape "
-                        f"{theirs.inducing.shape}"
-                    ),
+                    f"layer {name!r} to have the inducing inputs of {old[name]!r}, shape {theirs.inducing.shape}",
                     f"others, shape {ours.inducing.shape}",
-                    "pass the same Z, or Points(Z, learn=True), which takes those of the fit",
+                    "pass the same Z, or Points(Z, learn=True), which starts at those of the fit",
                 )
 
 
@@ -252,11 +249,7 @@ def taken_parameters(
             raise expected(
                 f"{name!r} to have the shape of {source!r} of the fit, {shapes[1]}",
                 shapes[0],
-                (
-                    "see that names says which layer of the fit each one is, names={'f1': 'f0'}, and that a new "
-                    "layer has as many outputs as inputs; take the same numbers of inducing points and the same "
-                    "rules, for hyperparameters rules of single sites"
-                ),
+                "map layers by names={'f1': 'f0'}, with as many outputs, inducing points and the same rules",
             )
         taken[name], sources[source] = fitted[source], name
     if lost := fitted.keys() - sources.keys():
@@ -537,10 +530,7 @@ def deepen(
         raise expected(
             f"a variance of the new layer {next(iter(layers.inducing))!r} that can start small",
             "one that no positive hyperparameter of its own changes",
-            (
-                "take the variance of its kernel from numpyro.sample or numpyro.param, as in "
-                "numpyro.param('variance', 1.0, constraint=constraints.positive)"
-            ),
+            "write variance = numpyro.param('variance', 1.0, constraint=constraints.positive), or sample it",
         )
 
     @jax.jit
@@ -655,12 +645,8 @@ def _largest(
     if not best.bound >= best.fitted - _CERTAIN * best.error - rounding:
         raise expected(
             f"a bound that is not lower than that of the fit, {best.fitted:.6g}",
-            (f"{best.bound:.6g} with the new layers {sorted(layers.inducing)} at a variance of {best.variance:.3g}"),
-            (
-                "where that is not small, take their variance and process noise from numpyro.sample or "
-                "numpyro.param; where it is, see that priors, likelihood and fixed numbers are those of the "
-                "fit"
-            ),
+            f"{best.bound:.6g} with the new layers {sorted(layers.inducing)} at a variance of {best.variance:.3g}",
+            "sample the new layers' variance and noise; keep priors, likelihood and constants of the fit",
         )
     allowed = errors * best.error + rounding
     low, high = -1, _HALVINGS

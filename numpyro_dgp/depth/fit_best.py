@@ -320,7 +320,7 @@ def fit_best(
     expect(weigh in ("evidence", "stacking"), 'weigh="stacking" or "evidence"', repr(weigh), 'weigh="stacking"')
     expect(
         _is_number(least_gain) and 0 <= least_gain < math.inf,
-        "least_gain as a number of standard errors, zero or more",
+        "least_gain of 0 or more standard errors",
         repr(least_gain),
         "1.0",
     )
@@ -345,11 +345,7 @@ def fit_best(
         _require_folds(folds, weigh, args)
     programs = {depth: family(*arguments_of(depth)) for depth in depths}
     if wrong := [type(program).__name__ for program in programs.values() if not callable(program)]:
-        raise expected(
-            "family(depth) to be a program, a function of the arguments",
-            wrong[0],
-            "define the model inside of family, and return it",
-        )
+        raise expected("family(depth) to be a program", wrong[0], "define the model inside of family, and return it")
     arrays, rebuild = split_arguments(args, {})
     args = rebuild(arrays)[0]
     fold_key, fit_key = jax.random.split(rng_key)
@@ -445,9 +441,7 @@ def _require_family(family: Any, depths: tuple[Depth, ...], args: tuple[Any, ...
     if len(args) < 2 or not np.ndim(args[0]) or not np.ndim(args[-1]) or len(args[0]) != len(args[-1]):
         shapes = [np.shape(value) for value in args]
         raise expected(
-            "inputs first and observations last, with as many rows",
-            f"arguments of shapes {shapes}",
-            "fit_best(family, key, X, y)",
+            "inputs first and observations last, of equal length", f"shapes {shapes}", "fit_best(family, key, X, y)"
         )
 
 
@@ -456,16 +450,13 @@ def _require_previous(previous: Any, depths: tuple[Depth, ...], folds: int | Non
     if previous is None:
         return {}
     expect_kind(
-        previous,
-        WeightedPosterior,
-        "previous, what fit_best returned before",
-        "fit_best(family, key, X, y, previous=best)",
+        previous, WeightedPosterior, "previous, a result of fit_best", "fit_best(family, key, X, y, previous=best)"
     )
     expect(folds is None, "no folds beside previous", f"folds={folds}, which are fits to less data")
     known = {depth: part for depth, part in previous.parts.items() if part.ended is not None}
     if missing := [depth for depth in depths if depth not in known]:
         raise expected(
-            f"a previous fit of all depths, {depths}",
+            f"previous with all depths, {depths}",
             f"one without {missing}",
             f"depths={tuple(known)}, or leave previous out",
         )

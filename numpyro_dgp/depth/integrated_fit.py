@@ -157,19 +157,14 @@ class Density:
         shapes, others = ({n: u.shape for n, u in d.shapes.items()} for d in (self, before))
         if shapes.keys() != others.keys():
             raise expected(
-                f"the sites of previous, {sorted(others)}",
-                sorted(shapes),
-                "go on with the same family, or leave previous out",
+                f"the sites of previous, {sorted(others)}", sorted(shapes), "use the same family, or leave previous out"
             )
         for name, shape in shapes.items():
             other = others[name]
             grows = self.white[name] and len(shape) == len(other) and all(np.greater_equal(shape, other))
             expect(
                 shape == other or grows,
-                (
-                    f"the site {name!r} in the shape that it has in previous, {other}, or a larger one of "
-                    "whitened values"
-                ),
+                f"the site {name!r} to have its shape in previous, {other}, or more whitened values",
                 shape,
                 "append rows to those of previous, or leave it out",
             )

@@ -155,10 +155,7 @@ def as_depths(depths: Any) -> tuple[Depth, ...]:
     known = all(len(d) in (1, 2) and all(is_count(n) for n in d) for d in numbers)
     expect(
         given and known and len(set(numbers)) >= len(numbers) and numbers == sorted(numbers, key=lambda d: d[0]),
-        (
-            "depths as ascending numbers of layers, or pairs of such a number and the columns of hidden "
-            "layers among them"
-        ),
+        "depths as ascending numbers of layers, or pairs of one with the columns of hidden layers",
         repr(given),
         "depths=(1, 2, 3), or depths=(1, (2, 1), 2)",
     )

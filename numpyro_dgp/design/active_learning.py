@@ -281,12 +281,7 @@ class ContourEntropy(WithDraws):
     def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
         """The value at points x (q, D); further arguments are those of the program."""
         rows = self.points(x)
-        expect(
-            len(rows) <= _MOST,
-            f"at most {_MOST} points, whose 2^q combinations are counted",
-            len(rows),
-            "take several batches",
-        )
+        expect(len(rows) <= _MOST, f"at most {_MOST} points (2^q combinations)", len(rows), "take several batches")
         found = self.jointly(rows, None, args, kwargs)
         means, L = found.means, found.factors()
         white = self.white(len(means), len(rows) - 1, means.dtype)

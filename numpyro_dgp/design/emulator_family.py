@@ -202,6 +202,6 @@ def _require_box(bounds: ArrayLike | Box | None, data: np.ndarray) -> Box:
         raise expected(
             "columns of X that vary",
             f"{low[d]:g} in all rows of column {d}",
-            "leave the column out, or give bounds=[[low, high], ...]",
+            "leave it out, or pass bounds=[[low, high], ...]",
         )
     return Box(np.stack([low, high], 1))

@@ -270,12 +270,7 @@ class Search(Checked):
                 in their columns, a fit that becomes NaN.
         """
         self.require_own(record)
-        expect(
-            len(record.y) >= 2,
-            "at least two values to fit to",
-            len(record.y),
-            "record.add(values) of the pending points first",
-        )
+        expect(len(record.y) >= 2, "at least two values", len(record.y), "call record.add(values) first")
         self.box.require_points("X of the record", record.X)
         keys, now = self._keys(record), self._round(record)
         if not record.params or now - record.fitted_round >= self.refit_every:

@@ -187,13 +187,11 @@ def unit_points(key: Array, num_randomisations: int, num_points: int, dims: int)
         raise expected(
             "at least two randomisations",
             num_randomisations,
-            "the error of the integration is estimated from their spread, 8 is usual",
+            "their spread estimates the integration error; 8 is usual",
         )
     if num_points < 2 or num_points & (num_points - 1):
         raise expected(
-            "num_points to be a power of two, at least 2",
-            num_points,
-            "at 64, 128, 256, ... Sobol's points cover the unit cube evenly",
+            "num_points, a power of two from 2", num_points, "Sobol's points cover the cube evenly at 64, 128, 256, ..."
         )
     seeds = np.asarray(jax.random.bits(key, (num_randomisations,), jnp.uint32))
     points = [Sobol(dims, seed=int(seed)).random_base2(int(num_points).bit_length() - 1) for seed in seeds]
@@ -223,10 +221,7 @@ def _column(name: str, column: Any) -> Any:
         raise expected(
             f"a continuous distribution of single numbers for column {name!r}",
             f"{type(column).__name__}, {('discrete' if column.is_discrete else shape)}",
-            (
-                "give every column its own; for whole numbers a box half a unit wider, and an emulator that "
-                "rounds: lambda X: draws(jnp.round(X))"
-            ),
+            "give every column its own; for integers use Uniform(low - 0.5, high + 0.5) and round in the emulator",
         )
     try:
         _quantile(column, np.array(0.5))
@@ -382,11 +377,8 @@ def _require_variation(values: np.ndarray) -> None:
     if constant.any():
         raise expected(
             "functions that vary with the inputs",
-            (
-                f"{constant.sum()} of {len(constant)} draws that are constant, the first at "
-                f"{values[constant.argmax(), 0]:.6g}"
-            ),
-            "there is no variance to share; widen the inputs, check the fit, or leave these draws out",
+            f"{constant.sum()} of {len(constant)} draws constant, the first at {values[constant.argmax(), 0]:.6g}",
+            "there is no variance to share; widen the inputs, or check the fit",
         )
 
 
@@ -409,10 +401,7 @@ def _members(
                 mark[column] = True
         if not several or mark.sum() != len(group):
             raise expected(
-                (
-                    f"group {name!r} to be a list of different columns among {', '.join(columns)}, or their "
-                    f"numbers from 0 to {len(columns) - 1}"
-                ),
+                f"group {name!r} to be a list of columns among {', '.join(columns)} or 0 to {len(columns) - 1}",
                 repr(group),
                 'groups={"both": [0, 1]}',
             )

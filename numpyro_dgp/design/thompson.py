@@ -188,11 +188,7 @@ class ThompsonSampling(PosteriorAcquisition):
         rows = self.points(x)
         q, held = len(rows), draws_held(self.posterior)
         if held is not None and q > held:
-            raise expected(
-                f"at most {held} points x, as many as the chain has draws",
-                q,
-                "a smaller batch, or a chain with more draws",
-            )
+            raise expected(f"at most {held} points x, the draws of the chain", q, "a smaller batch, or a longer chain")
         # A mixture gives its programs in order, each with its share: q of all are chosen.
         number = q if self._is_single or held is None else held
         posterior = self.posterior.using(num_samples=number, progress_bar=False)

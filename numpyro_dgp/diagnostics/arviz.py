@@ -156,11 +156,8 @@ def to_arviz(
     if isinstance(source, Mapping):
         if not source or not isinstance(losses, Mapping | None) or set(losses or {}) - set(source):
             raise expected(
-                "several fits by name and losses={name: losses} of some of them",
-                (
-                    f"{sorted(source)} and "
-                    f"{(type(losses).__name__ if not isinstance(losses, Mapping) else sorted(losses))}"
-                ),
+                "several fits by name and losses={name: losses} of some",
+                f"{sorted(source)} and {type(losses).__name__ if not isinstance(losses, Mapping) else sorted(losses)}",
             )
         of = losses or {}
         options: Any = {"num_samples": num_samples, "local_samples": local_samples, "coords": coords, "dims": dims}

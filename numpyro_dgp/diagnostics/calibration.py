@@ -93,9 +93,7 @@ class Simulated(NamedTuple):
         found = {name: known_numbers(f"ranks of {name!r}", rank) for name, rank in ranks.items()}
         if not found or not all(rank.size for rank in found.values()):
             raise expected(
-                "ranks by site, one row per replication",
-                [r.shape for r in found.values()],
-                "{name: ranks (replications, ...)}",
+                "ranks by site, a row per replication", [r.shape for r in found.values()], "{name: ranks (R, ...)}"
             )
         for name, rank in found.items():
             if not ((rank >= 0) & (rank <= num_samples)).all():
@@ -187,7 +185,7 @@ def coverage(u: ArrayLike, levels: Sequence[float] = (0.5, 0.8, 0.9, 0.95)) -> C
     values, of = np.ravel(known_numbers("transforms u", u)), np.atleast_1d(known_numbers("levels", levels))
     if of.ndim != 1 or not values.size or not ((values >= 0) & (values <= 1)).all() or not ((of > 0) & (of < 1)).all():
         raise expected(
-            "transforms u in [0, 1] and levels in (0, 1)",
+            "u in [0, 1] and levels in (0, 1)",
             f"{_range(values)} and levels {of}",
             "u = dgp.diagnostics.pit(draws, y, key)",
         )
@@ -226,9 +224,9 @@ def uniformity(u: ArrayLike, bins: int = 10) -> np.ndarray:
         raise expected("values in [0, 1]", _range(values), "u = dgp.diagnostics.pit(draws, y, key)")
     expect(
         values.ndim >= 1 and len(values) >= 5 * bins,
-        f"at least {5 * bins} rows for {bins} bins",
+        f"{5 * bins} rows for {bins} bins",
         f"shape {values.shape}",
-        "take fewer bins",
+        "fewer bins",
     )
     columns = np.clip((values.reshape(len(values), -1) * bins).astype(int), 0, bins - 1)
     counts = np.stack([(columns == b).sum(0) for b in range(bins)])

@@ -219,11 +219,7 @@ def sites_of_draws(posterior: Posterior, args: tuple[Any, ...], kwargs: dict[str
             "pass all of mcmc.get_samples()",
         )
         if name in draw and draw[name].shape != shape:
-            raise expected(
-                f"draws of {name!r} of shape {shape}",
-                draw[name].shape,
-                "pass the arguments that the chains were run on",
-            )
+            raise expected(f"draws of {name!r} of shape {shape}", draw[name].shape, "pass the arguments of the chains")
     return sites
 
 
@@ -367,9 +363,7 @@ def convergence(
     posterior, chains = _chains(source, num_chains)
     groups = _groups(superchains, chains)
     expect(
-        test is None or isinstance(test, tuple),
-        "test=(X_test,), the arguments of the program without observations",
-        type(test).__name__,
+        test is None or isinstance(test, tuple), "test=(X_test,), arguments without observations", type(test).__name__
     )
     kinds = site_kinds(sites_of_draws(posterior, args, kwargs))
     found = identified(posterior, args, kwargs, test)

@@ -237,7 +237,7 @@ def evidence(
         np.isfinite(log_weights).any(),
         "a finite log density at draws of the guide",
         "none",
-        "are the parameters those of a fit to these data?",
+        "are params of this fit and these data?",
     )
     if draws is None:
         return Evidence(log_weights, acceptance)
@@ -285,10 +285,7 @@ def _draws(
     for name, value in found.items():
         if leading[name] != first or len(first) not in (1, 2) or 0 in first or value.shape != (*first, *shapes[name]):
             raise expected(
-                (
-                    f"samples of {name!r} of shape (S, ...) or (chains, S, ...), with draws of shape "
-                    f"{shapes[name]}, as many as of the other sites"
-                ),
+                f"samples of {name!r} of shape (S, ...) or (chains, S, ...), with draws of shape {shapes[name]}",
                 value.shape,
                 advice,
             )

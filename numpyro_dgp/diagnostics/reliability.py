@@ -64,15 +64,13 @@ def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
     values, eps = given.astype(float), np.finfo(given.dtype if given.dtype.kind == "f" else float).eps
     expect(
         values.ndim >= 1 and len(values) >= _LEAST,
-        f"weights of at least {_LEAST} draws",
+        f"at least {_LEAST} weights",
         f"shape {values.shape}",
-        "1000 draws are usual",
+        "1000 is usual",
     )
     if np.isnan(values).any() or (values == np.inf).any() or not np.isfinite(values.max(0)).all():
         raise expected(
-            "log weights without NaN or positive infinity, some of them finite",
-            "others",
-            "are the parameters of the fit finite?",
+            "log weights, no NaN or infinity, some of them finite", "others", "are parameters of the fit finite?"
         )
     columns = values.reshape(len(values), -1)
     equal = np.ptp(columns, axis=0) <= np.minimum(np.sqrt(eps) * (1 + np.abs(columns).max(0)), _ROUNDING)

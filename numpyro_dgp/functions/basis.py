@@ -139,15 +139,9 @@ class BasisFunction(InducedFunction):
         same = bool(jax.tree.structure(self.series) == jax.tree.structure(other.series))  # type: ignore[operator]
         if not same or jax.tree.leaves((self.mean, other.mean)):
             raise expected(
-                (
-                    "a Basis and a kernel as in the earlier fit, whose weights dgp.update compares with those of "
-                    "now, and a mean function without numbers"
-                ),
+                "the Basis, the kernel and a mean function without parameters as in the earlier fit, for dgp.update",
                 "others" if not same else type(self.mean).__name__,
-                (
-                    "keep them as they are, with dgp.means.ZeroMean() or dgp.means.IdentityMean(), or give the "
-                    "layer dgp.Points(Z)"
-                ),
+                "keep Basis and kernel, with dgp.means.ZeroMean() or IdentityMean(), or use dgp.Points(Z)",
                 at=f"gp {self.site!r}",
             )
         # One function, d_j v_j = d'_j v'_j: v' = (d / d') v, d the standard deviations of now.
@@ -206,7 +200,7 @@ def least_size(kernel: type[Kernel], lengthscale: float, length: float, error: f
             return max(int(np.argmax(enough)), 1)
         size *= 4
     raise expected(
-        f"lengthscales that a million sines on {length:.3g} resolve",
+        f"lengthscales resolved by a million sines on {length:.3g}",
         f"{lengthscale:.3g}",
         "use dgp.Points, or a larger error",
     )
@@ -215,7 +209,7 @@ def least_size(kernel: type[Kernel], lengthscale: float, length: float, error: f
 def _of(kernel: type[Kernel], lengthscale: float) -> Kernel:
     expect(
         isinstance(kernel, type) and issubclass(kernel, Kernel),
-        "the class of a kernel",
+        "a kernel class",
         repr(kernel),
         "kernel=dgp.kernels.Matern32",
     )
@@ -325,9 +319,9 @@ class Basis(SineBox):
         short, long = (np.broadcast_to(np.asarray(value, X.dtype), X.shape[-1:]) for value in (lengthscale, longest))
         if not (short <= long).all():
             raise expected(
-                "longest to be the longest lengthscale",
+                "the longest lengthscale as longest",
                 f"{longest} and {lengthscale}",
-                "Basis.around(X, shortest, longest=...)",
+                "Basis.around(X, 0.5, longest=2.0)",
             )
         rows = X.reshape(-1, X.shape[-1])
         # At a distance d from an end the finite sum tends to the variance k(0) - k(2 d).
@@ -342,7 +336,7 @@ class Basis(SineBox):
         sizes = {s.size for s in series}
         if len(sizes) > 1:
             raise expected(
-                "kernels of all outputs to have equally many weights on a Basis",
+                "equally many weights for the kernels of all outputs",
                 [s.size for s in series],
                 "open one layer per structure",
             )

@@ -73,12 +73,9 @@ class NotAnArray(FieldsInOrder):
             ValueError: always.
         """
         raise expected(
-            "an array in this place",
+            "an array",
             f"the distribution {type(self).__name__}",
-            (
-                'draw it, h = numpyro.sample("h", f(x)), or integrate it, dgp.Likelihood(f(x), lambda v: '
-                "dist.Normal(v, 0.1))"
-            ),
+            'draw it, h = numpyro.sample("h", f(x)), or integrate it, dgp.Likelihood(f(x), ...)',
             at="f(x)",
         )
 
@@ -303,7 +300,7 @@ class MixedValues(FunctionValues):
             Q and np.ndim(W) == 2 and np.shape(W)[1] == Q[0],
             "weights of shape (P, Q) for values of Q functions",
             f"weights {np.shape(W)} for values {Q}",
-            "dgp.gp(..., outputs=Q) has Q functions, and P is the number of columns of y",
+            "dgp.gp(..., outputs=Q) has Q functions; P is the number of columns of y",
             at="mix",
         )
         require_finite("weights of mix", W, "check the data the directions came from")
@@ -377,10 +374,7 @@ def _refuse_site() -> NoReturn:
     raise expected(
         "mixed values inside dgp.Likelihood",
         "a site that holds them",
-        (
-            'for a hidden layer draw the functions and mix the draw, g = numpyro.sample("g", f(x)); h = '
-            "mean(x) + g @ P.T"
-        ),
+        'for a hidden layer mix a draw, g = numpyro.sample("g", f(x)); h = mean(x) + g @ P.T',
         at="mix",
     )
 
@@ -433,7 +427,7 @@ class ProcessValues(Values):
             shape[-self.event_dim :] == self.event_shape,
             f"observations y of shape {self.shape()}",
             shape,
-            "a scalar function (outputs=None) wants y of shape (N,); outputs=P wants (N, P)",
+            "y is (N,) for a scalar function (outputs=None), (N, P) for outputs=P",
             at="f(x)",
         )
         return value - self.loc

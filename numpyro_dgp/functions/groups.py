@@ -63,13 +63,13 @@ def open_in_plate(
         )
     if isinstance(kernels, PerGroup) and kernels.groups != L:
         raise expected(
-            f"hyperparameters of {L} groups, as many as plate {groups.name!r} has",
-            f"those of {kernels.groups}",
-            "draw them in the same plate",
+            f"hyperparameters of {L} groups, as plate {groups.name!r} has",
+            f"{kernels.groups}",
+            "draw them in the plate",
         )
     expect(
         Z.ndim != 3 or len(Z) == L,
-        f"inducing inputs Z of shape (M, D), or ({L}, M, D) with a block per group of plate {groups.name!r}",
+        f"Z of shape (M, D), or ({L}, M, D) for the groups of plate {groups.name!r}",
         Z.shape,
     )
     own, labelled = kernels, kernels
@@ -215,11 +215,7 @@ class GroupedFunction(InducedFunction):
     def checked(self, x: ArrayLike, noise: ArrayLike | None = None) -> Array:
         if np.ndim(x) >= 2 and np.shape(x)[-1] != self.dims:
             raise expected(
-                (
-                    f"inputs with {self.dims - 1} column(s) and the label of the group as the last one, because "
-                    f"layer {self.site!r} was opened in a plate, as a function for each of its {self.groups} "
-                    "members"
-                ),
+                f"{self.dims - 1} column(s) and a label, for {self.site!r} in a plate of {self.groups} groups",
                 f"shape {np.shape(x)}",
                 "jnp.column_stack([x, group]); for one function open the layer outside every plate",
                 at="f(x)",

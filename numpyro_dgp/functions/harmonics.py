@@ -141,9 +141,9 @@ class Harmonics(Checked):
         found = {_dims(kernel, self.columns) for kernel in every}
         if len(found) > 1:
             raise expected(
-                "kernels of all outputs on the same sphere",
+                "all kernels on the same sphere",
                 f"directions in {sorted(found)} dimensions",
-                "open one layer per kind of kernel",
+                "open one layer per kernel",
             )
         (dims,) = found
         sizes = [num_harmonics(dims, degree) for degree in degrees]  # type: ignore[union-attr]

@@ -160,8 +160,8 @@ class InducedFunction(FeatureFunction):
     ) -> Any:
         expect(
             column is None,
-            "a column or a direction",
-            f"column {column!r} and a direction",
+            "a column or direction",
+            f"column {column!r} and a direction too",
             "leave one out",
             at="f.grad",
         )
@@ -207,16 +207,10 @@ class InducedFunction(FeatureFunction):
             [1. 2.]
         """
         x = self.checked(x)
-        expect(
-            x.ndim == 2,
-            "the points of all sums as x of shape (Q, D)",
-            x.shape,
-            "write them one below the other, and let each row of A weight its own",
-            at="f.linear",
-        )
+        expect(x.ndim == 2, "all points x (Q, D)", x.shape, "stack them; a row of A weights its own", at="f.linear")
         expect(
             np.ndim(A) >= 2 and np.shape(A)[-1] == len(x),
-            f"weights A of shape (K, {len(x)}), a row per sum and a column per point of x",
+            f"weights A of shape (K, {len(x)}), one row per sum, one column per point of x",
             np.shape(A),
             "a single sum is A[None]",
             at="f.linear",

@@ -195,11 +195,7 @@ class _AtLoc(Values):
             not violated(_is_near, value, self.loc),
             f"values that a {type(self.function).__name__} determines",
             "others",
-            (
-                "they have no density, so that NUTS and the autoguides of NumPyro cannot move them; pass "
-                "dgp.for_mcmc(model) in place of the model, which makes them deterministic, or give the "
-                "layer process noise, f(x, noise=s)"
-            ),
+            "they have no density for NUTS and autoguides; use dgp.for_mcmc(model), or process noise, f(x, noise=s)",
         )
 
 

@@ -351,10 +351,7 @@ def _mean(inputs: np.ndarray, width: int, labels: list[int]) -> Mean:
         return pca(inputs, width)
     numbers = np.delete(np.arange(inputs.shape[1]), labels)
     expect(
-        len(numbers),
-        "a column beside those of labels below a hidden layer",
-        "none",
-        "embed the labels in the first layer, widths=[]",
+        len(numbers), "a numeric column below a hidden layer", "none", "embed the labels in the first layer, widths=[]"
     )
     W = np.zeros((inputs.shape[1], width), inputs.dtype if inputs.dtype.kind == "f" else float)
     W[numbers] = np.asarray(pca(inputs[:, numbers], width)(jnp.eye(len(numbers))))

@@ -407,9 +407,9 @@ class NeighbourFunction:
         N = len(self.sets.neighbours)
         expect(
             x.shape[-2] == N,
-            f"inputs of shape (..., {N}, D), row n of them that of row n of the X of Neighbours(X)",
+            f"inputs of shape (..., {N}, D), the rows of Neighbours(X)",
             x.shape,
-            "at other rows condition on values at these, f.condition(X, v)(x_new)",
+            "elsewhere use f.condition(X, v)(x_new)",
             at="f(x)",
         )
         loc = mean_values(self.mean, x, self.outputs)

@@ -85,9 +85,9 @@ class Points(Checked):
         in_groups = len(plates) == 1
         expect(
             in_groups or Z.ndim != 3 or Z.shape[0] == (outputs or 1),
-            f"separate inducing inputs Z of shape (P, M, D) with P = outputs = {outputs}",
+            f"separate inducing inputs Z (P, M, D) with P = outputs = {outputs}",
             Z.shape,
-            "give one (M, D) block per output, or share one Z of shape (M, D)",
+            "or share one Z of shape (M, D)",
             at=f"gp {name!r}",
         )
         if self.learn:
@@ -226,11 +226,7 @@ class SparseFunction(InducedFunction):
             True
         """
         expect(
-            self.v.whole is None,
-            "a function with a posterior",
-            f"a draw of layer {self.site!r}",
-            "take it from posterior.layers(key, X)",
-            at="f.summands",
+            self.v.whole is None, "a posterior", f"a draw of {self.site!r}", "posterior.layers(key, X)", at="f.summands"
         )
         several = self.kernels if isinstance(self.kernels, tuple) else (self.kernels,)
         parts = [summands(kernel) for kernel in several]

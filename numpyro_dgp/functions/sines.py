@@ -137,7 +137,7 @@ class SineBox:
             raise expected(
                 "low < high",
                 f"{self.low} and {self.high}",
-                "leave room for the inputs and a few lengthscales between their two ends",
+                "leave room for the inputs and a few lengthscales between them",
             )
         object.__setattr__(self, "size", sizes * (max(columns, default=1) if len(sizes) == 1 else 1))
 
@@ -320,11 +320,8 @@ class KernelSeries:
             roots = [f.root for f in term.factors if isinstance(f, Sines)]
             expect(
                 roots and len(roots) >= len(term.factors),
-                (
-                    "a kernel with a spectral density, whose sines on a Basis are known, where dgp.update "
-                    "compares weights with those of an earlier fit"
-                ),
-                "functions of its own",
+                "a kernel with a spectral density on the Basis, for dgp.update",
+                "basis functions of its own",
                 "give the layer dgp.Points(Z)",
                 at=f"gp {layer!r}",
             )

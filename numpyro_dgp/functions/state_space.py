@@ -237,17 +237,13 @@ def checked_times(times: ArrayLike, *, in_order: bool = True) -> Any:
         found = found[:, 0]
     elif len(shape) != 1:
         raise expected(
-            "times of shape (N,) or (N, 1)",
-            shape,
-            "a state space has one input column; for more columns take dgp.Points or dgp.Grid",
+            "times of shape (N,) or (N, 1)", shape, "for more than one input column use dgp.Points or dgp.Grid"
         )
     expect(shape[0], "times of at least one point", "none", "check how the data were selected")
     require_finite("times", found, "leave out the rows without a time")
     if in_order and violated(lambda t: t[1:] >= t[:-1], found):
         raise expected(
-            "times in order",
-            _first_wrong(np.asarray(found)),
-            "order = np.argsort(times); times, y = times[order], y[order]",
+            "times in order", _first_wrong(np.asarray(found)), "i = np.argsort(times); times, y = times[i], y[i]"
         )
     return np.asarray(found) if is_concrete(found) else found
 
@@ -323,9 +319,9 @@ class StateSpace(Checked):
         sizes = [s.form.size for s in states]
         expect(
             len(set(sizes)) <= 1,
-            "kernels with the same number of states on a StateSpace",
+            "equally many states of all kernels",
             sizes,
-            "open one layer per kernel, and put their values side by side",
+            "open a layer per kernel",
             at=f"gp {name!r}",
         )
         M = len(states[0].times) * sizes[0]

@@ -105,10 +105,7 @@ class Guide(AnyGuide):
         expect(callable(init_loc_fn), "init_loc_fn to be a function", type(init_loc_fn).__name__)
         expect_kind(sites, Mapping | None, "sites as a dict", "sites={'h': rule}")
         expect_kind(
-            importance,
-            Importance | None,
-            "importance to be dgp.guides.Importance",
-            "importance=dgp.guides.Importance(num_samples=5)",
+            importance, Importance | None, "a dgp.guides.Importance", "importance=dgp.guides.Importance(num_samples=5)"
         )
         given = zip((inducing, hidden, latent, exact, other), self.defaults, strict=True)
         rules = Rules(*(default if rule is None else rule for rule, default in given))  # type: ignore[arg-type]

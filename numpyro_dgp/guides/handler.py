@@ -200,12 +200,9 @@ class GuideHandler(Messenger):
             msg["stop"] = True
         expect(
             msg["type"] != "control_flow",
-            "sites that the guide meets one by one",
+            "sites outside of control flow",
             "those of numpyro.contrib.control_flow",
-            (
-                "write a Python loop with a name for every step, or use a guide of NumPyro, such as "
-                "AutoNormal(model), or NUTS"
-            ),
+            "write a Python loop with a name for every step, or use AutoNormal(model) or NUTS",
         )
         if msg["type"] != "sample":
             return

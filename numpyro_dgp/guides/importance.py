@@ -127,12 +127,9 @@ class ReplicateLatents(Messenger):
         super().__exit__(exc_type, exc_value, traceback)
         if self.active and isinstance(exc_value, TypeError):  # as JAX reports shapes that do not fit
             raise expected(
-                "a program that runs with several values of a latent along a new first dimension",
+                "a program that accepts several values of a latent along a new first dimension",
                 f"an error above it ({exc_value})",
-                (
-                    "arrays of the data have no such dimension, and jnp.concatenate does not add it; widen X to "
-                    "that of h before, X = jnp.broadcast_to(X, (*h.shape[:-1], X.shape[-1]))"
-                ),
+                "before jnp.concatenate widen X to h, X = jnp.broadcast_to(X, (*h.shape[:-1], X.shape[-1]))",
                 at="importance weighting",
             ) from exc_value
 
@@ -230,7 +227,7 @@ def _weigh(
         raise expected(
             f"one latent site in the plates of {latents[0]!r}",
             latents,
-            "make it one site with two columns, or use ImportanceWeighted",
+            "join them to one site, or use ImportanceWeighted",
         )
     if rule is not None:
         nodes = rule.nodes(guide_trace[latents[0]]["fn"].event_shape[0], guide_trace[latents[0]]["value"].dtype)

@@ -100,9 +100,9 @@ class ELBO(elbo.ELBO):
         for name, program in (("model", model), ("guide", guide)):
             expect(
                 callable(program),
-                f"a {name} that can be called",
+                f"a callable {name}",
                 type(program).__name__,
-                "the order is loss(key, params, model, guide, X, y)",
+                "call loss(key, params, model, guide, X, y)",
             )
         expect_kind(param_map, Mapping, "params as a dict", "svi.get_params(state)")
         for path, value in jax.tree.leaves_with_path({"args": args, "kwargs": kwargs}):

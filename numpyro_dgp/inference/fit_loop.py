@@ -201,17 +201,9 @@ def _explain(evaluate: Evaluate, state: SVIState, step: int, loss: Any) -> NoRet
     for name, family in moving.items():
         raise expected(
             f"a density of {name!r} that is positive whatever the value of the function",
-            (
-                f"a loss of {loss} at step {step + 1} with {family}, whose range of y depends on it, so that "
-                "the expected log density is -inf"
-            ),
-            "take a distribution of y with noise, such as dist.Normal(v, 0.1)",
+            f"a loss of {loss} at step {step + 1} with {family}, whose support depends on it",
+            "use a distribution of y with noise, such as dist.Normal(v, 0.1)",
         )
     raise expected(
-        "a finite loss",
-        f"{loss} at step {step + 1}",
-        (
-            "lower the learning rate, clip gradients (optax.clip_by_global_norm), bound the "
-            "hyperparameters by priors, or run in float64"
-        ),
+        "a finite loss", f"{loss} at step {step + 1}", "lower the learning rate, clip gradients, or run in float64"
     )

@@ -113,9 +113,9 @@ def require_svi(svi: Any) -> None:
             raise expected(f"{what} in the SVI", f"the class {value.__name__}", f"make one, such as {example}")
     expect(
         callable(getattr(svi.loss, "loss", None)),
-        "an objective with a method loss in the SVI",
+        "an objective with a method loss",
         type(svi.loss).__name__,
-        "for example dgp.ELBO()",
+        "dgp.ELBO()",
     )
 
 
@@ -125,10 +125,7 @@ def require_compiling_itself(*arguments: Any) -> None:
         is_concrete(arguments),
         "arrays",
         "traced ones",
-        (
-            "under jax.jit or jax.vmap, to fit with many seeds at once, write svi.run(key, num_steps, X, "
-            "y, progress_bar=False)"
-        ),
+        "in jax.jit or vmap, svi.run(key, num_steps, X, y, progress_bar=False)",
     )
 
 
@@ -188,11 +185,8 @@ def _require_same_sites(svi: SVI, sites: SitesOfFit) -> None:
     if alien:
         raise expected(
             "a guide of the model in the SVI",
-            (f"one with a site {alien[0]!r} that the model does not sample, whose density would count in the bound"),
-            (
-                f"make the guide from the same model, {type(svi.guide).__name__}(model); for a variable of "
-                "the guide alone write infer={'is_auxiliary': True}"
-            ),
+            f"one with a site {alien[0]!r} that the model does not sample",
+            f"{type(svi.guide).__name__}(model); for an auxiliary variable infer={{'is_auxiliary': True}}",
         )
 
 

@@ -102,11 +102,8 @@ def _require_amortised(sites: SitesOfFit, guide: str, plates: set[str]) -> None:
             continue
         if not plates & q.plates.keys() or not _close(q.scale, site.scale):
             raise expected(
-                (
-                    f"{guide} to count site {name!r}, with a value per row, as the model does, {site.scale:.6g} "
-                    f"times in plates {list(site.plates)}"
-                ),
-                f"{q.scale:.6g} times in plates {list(q.plates)}",
+                f"{guide} to scale site {name!r} like the model, by {site.scale:.6g} in plates {list(site.plates)}",
+                f"{q.scale:.6g} in plates {list(q.plates)}",
                 cure,
             )
 
@@ -228,19 +225,14 @@ def _first_batch(stream: BatchSource, devices: int) -> tuple[np.ndarray, ...]:
     """The batch of step 0, after checks: as many rows in every array, a multiple of the number of devices, and numbers
     that stay apart in the default precision."""
     expect_kind(
-        stream,
-        BatchSource,
-        "a source of batches, with num_rows and batch(step)",
-        "try dgp.Stream((X, y), batch_size=1000)",
+        stream, BatchSource, "a source of batches, with num_rows and batch(step)", "dgp.Stream((X, y), batch_size=1000)"
     )
     require_count("num_rows", stream.num_rows, "the length of its arrays")
     found = stream.batch(0)
     shapes = [np.shape(a) for a in found] if isinstance(found, tuple) else []
     if not shapes or () in shapes or len({shape[0] for shape in shapes}) > 1:
         raise expected(
-            "batch(0) to be a tuple of arrays with equally many rows",
-            shapes or type(found).__name__,
-            "return (X[rows], y[rows])",
+            "batch(0), a tuple of arrays with equally many rows", shapes or type(found).__name__, "(X[rows], y[rows])"
         )
     rows = shapes[0][0]
     if rows % devices:

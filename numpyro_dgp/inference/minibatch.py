@@ -82,9 +82,9 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
         self._seen.pop()
         if missing and exc_type is None:
             raise expected(
-                f"the program to have the plates {sorted(self.rows)}",
+                f"a program with plates {sorted(self.rows)}",
                 f"none named {missing}",
-                "name them as in numpyro.plate(name, ...)",
+                "rename them, numpyro.plate(name, ...)",
             )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -123,9 +123,6 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
             raise expected(
                 f"no parameters per row in plate {plate!r}",
                 repr(msg["name"]),
-                (
-                    "its rows change from batch to batch; use an amortised guide (guides.Amortised), or "
-                    "subsample inside the program"
-                ),
+                "rows change between batches; use guides.Amortised, or subsample inside the program",
             )
         msg["scale"] = factor if msg["scale"] is None else factor * msg["scale"]

@@ -194,9 +194,7 @@ def entries_of(params: Mapping[str, Any]) -> dict[str, Any]:
             raise expected(f"numbers at params{jax.tree_util.keystr(where)}", type(value).__name__, "leave it out")
         if wrong := [p.key for p in where if isinstance(p, jax.tree_util.DictKey) and not isinstance(p.key, str | int)]:
             raise expected(
-                "names in dicts to be text",
-                f"{wrong[0]!r} at params{jax.tree_util.keystr(where)}, which a file does not give back",
-                "rename it",
+                "text as names in dicts", f"{wrong[0]!r} at params{jax.tree_util.keystr(where)}", "rename it"
             )
         entries[_name(where)] = value
     return entries
@@ -248,9 +246,7 @@ def _in_containers(
     names = [_name(where) for where, _ in leaves]
     if other := sorted(set(names) ^ set(entries)):
         raise expected(
-            f"like= with the names of {path}",
-            f"another one at {', '.join(other[:3])}",
-            "take the parameters of the same program and guide",
+            f"like= with the names of {path}", f"another one at {', '.join(other[:3])}", "take those of the same guide"
         )
     return jax.tree.unflatten(treedef, [_held(name, entries[name]) for name in names])
 

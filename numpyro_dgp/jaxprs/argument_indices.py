@@ -58,13 +58,9 @@ def require_inside(found: Sequence[Outside]) -> None:
     for worst, shape, axis in found:
         rows = shape[axis]
         raise expected(
-            (f"indices from 0 to {rows - 1} for an array of shape {shape}, which has {rows} row(s) along axis {axis}"),
+            f"indices from 0 to {rows - 1} for an array of shape {shape} along axis {axis}",
             f"{worst} among the arguments",
-            (
-                "JAX would take another row, the last one; give a group without data a place of its own, "
-                f"numpyro.plate('groups', {rows + 1}), or write what it has, jnp.where(i < {rows}, array[i], "
-                "0.0)"
-            ),
+            f"JAX would take the last row; for a group without data write numpyro.plate('groups', {rows + 1})",
         )
 
 

@@ -137,16 +137,9 @@ class Covariance:
         ``def tilts(self, dims): return RBF(self.variance, self.lengthscale).tilts(dims)``.
         """
         raise expected(
-            (
-                "a kernel with expectations in closed form (RBF, Linear, Polynomial, Constant, kernels of "
-                "labels, their sums, products and .on(...))"
-            ),
+            "a kernel with expectations in closed form (RBF, Linear, Polynomial, sums, products, .on(...))",
             type(self).__name__,
-            (
-                "pass integrate=dgp.likelihoods.GaussHermite(20) for up to three input columns, or "
-                "integrate=dgp.likelihoods.MonteCarlo(1000, key) for any number; or define tilts(dims) on "
-                "the kernel"
-            ),
+            "pass integrate=dgp.likelihoods.GaussHermite(20) or MonteCarlo(1000, key), or define tilts(dims)",
         )
 
     def __call__(self, X1: ArrayLike, X2: ArrayLike) -> Array:
@@ -200,10 +193,7 @@ def matrix(function: Callable[[Array, Array], Any], X1: Array, X2: Array) -> Any
         np.shape(found)[-2:] == expected,
         f"a function from inputs {X1.shape} and {X2.shape} to a matrix {expected}",
         f"shape {np.shape(found)}",
-        (
-            "write it for arrays of inputs and not for two points; of a function k(x, y) of two points "
-            "it is jax.vmap(lambda x: jax.vmap(lambda y: k(x, y))(X2))(X1)"
-        ),
+        "write it for arrays: jax.vmap(lambda x: jax.vmap(lambda y: k(x, y))(X2))(X1)",
         at="kernel",
     )
     return found
@@ -402,9 +392,9 @@ class ActiveDims(Kernel):
         dims = tuple(found for d in self.dims if (found := column_number(d)) is not None)
         expect(
             dims and len(dims) >= len(self.dims),
-            "column numbers counted from 0",
+            "columns counted from 0",
             self.dims,
-            "for example RBF().on(0, 2)",
+            "RBF().on(0, 2)",
             at="kernel.on(*dims)",
         )
         object.__setattr__(self, "dims", dims)
@@ -412,9 +402,9 @@ class ActiveDims(Kernel):
     def _columns(self, X: Array) -> Array:
         if X.shape[-1] <= max(self.dims):
             raise expected(
-                f"inputs with at least {max(self.dims) + 1} columns",
+                f"at least {max(self.dims) + 1} input columns",
                 f"shape {X.shape}",
-                "columns are counted from 0",
+                "count columns from 0",
                 at=f"kernel.on{self.dims}",
             )
         return X[..., list(self.dims)]
@@ -582,7 +572,7 @@ def as_kernel(kernel: Any) -> Kernel:
     if isinstance(kernel, int | float | np.number | jax.Array | np.ndarray) and np.ndim(kernel) == 0:
         return Constant(kernel)
     raise expected(
-        "a kernel, a callable k(X1, X2) or a positive number",
+        "a kernel, a callable k(X1, X2) or a number",
         getattr(kernel, "__name__", type(kernel).__name__),
-        "for example dgp.kernels.RBF()",
+        "dgp.kernels.RBF()",
     )

@@ -206,7 +206,7 @@ class Embedding(Kernel):
             self.kernel,
             Kernel,
             "a kernel of the places",
-            "for example dgp.kernels.RBF(), or dgp.kernels.as_kernel(k) for a function k(X1, X2)",
+            "dgp.kernels.RBF(), or dgp.kernels.as_kernel(k) for k(X1, X2)",
         )
 
     def check_inputs(self, X: Any) -> None:

@@ -70,7 +70,7 @@ class Patches(Checked):
                 isinstance(sizes, tuple | list) and len(sizes) in lengths,
                 f"{name}={shape}",
                 repr(sizes),
-                "Patches((28, 28), (5, 5))",
+                "Patches((9, 9), (3, 3))",
             )
             for size in sizes:
                 require_count(f"every number of {name}", size, "Patches((28, 28), (5, 5))")
@@ -179,20 +179,13 @@ class Convolutional(Kernel):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kernel", as_kernel(self.kernel))
-        expect_kind(
-            self.patches,
-            Patches,
-            "patches=dgp.kernels.Patches(image, patch)",
-            "Convolutional(RBF(), dgp.kernels.Patches((28, 28), (5, 5)))",
-        )
+        expect_kind(self.patches, Patches, "dgp.kernels.Patches(image, patch)", "dgp.kernels.Patches((28, 28), (5, 5))")
         if self.weights is None:
             return
         object.__setattr__(self, "weights", own_numbers("weights of Convolutional", self.weights))
         if np.shape(self.weights) != (self.patches.count,):
             raise expected(
-                f"weights of shape ({self.patches.count},), one per patch",
-                np.shape(self.weights),
-                "None is the mean of all",
+                f"weights of shape ({self.patches.count},), one per patch", np.shape(self.weights), "None for the mean"
             )
         require_finite("weights of Convolutional", self.weights, "draw them from a Normal")
 
@@ -200,11 +193,8 @@ class Convolutional(Kernel):
         if np.shape(X)[-1:] == (self.patches.size,) != (self.patches.pixels,):
             raise expected(
                 f"images of {self.patches.pixels} numbers",
-                f"patches, {np.shape(X)}",
-                (
-                    "as inducing inputs they are dgp.functions.InducingPatches(Z); a layer on single patches has "
-                    "the kernel of these"
-                ),
+                f"patches {np.shape(X)}",
+                "pass them as dgp.functions.InducingPatches(Z); a layer on patches has the kernel of patches",
             )
         self.patches.require_images(X)
 

@@ -132,10 +132,7 @@ def _columns_of(factor: Factor, dims: int) -> tuple[int, ...]:
     columns = tuple(range(dims)) if factor.columns is None else factor.columns
     if max(columns) >= dims:
         raise expected(
-            f"inputs with at least {max(columns) + 1} columns",
-            dims,
-            "columns are counted from 0",
-            at=f"kernel.on{columns}",
+            f"at least {max(columns) + 1} input columns", dims, "columns are counted from 0", at=f"kernel.on{columns}"
         )
     return columns
 

@@ -36,7 +36,7 @@ def by_column(kernel: Any, name: str, columns: int) -> Number:
         jnp.shape(value) in ((), (1,), (columns,)),
         f"{name} of shape () or ({columns},)",
         jnp.shape(value),
-        "one number, or one per column of its inputs; kernel.on(*columns) picks columns",
+        "one number, or one per input column",
         type(kernel).__name__,
     )
     return value

@@ -315,7 +315,7 @@ class ChangePoint(Kernel):
         """1 - w and w at inputs (..., N, D), each (..., N)."""
         if self.column >= X.shape[-1]:
             raise expected(
-                f"inputs with at least {self.column + 1} columns, for column={self.column}",
+                f"at least {self.column + 1} columns, for column={self.column}",
                 f"shape {X.shape}",
                 "columns are counted from 0",
             )
@@ -385,10 +385,7 @@ class GibbsRBF(Kernel):
         D = self.places
         if X.shape[-1] not in (D + 1, 2 * D):
             raise expected(
-                (
-                    f"{D} column(s) of places and 1{('' if D == 1 else f' or {D}')} of log factors of "
-                    "lengthscales behind them"
-                ),
+                f"{D} column(s) of places and 1{('' if D == 1 else f' or {D}')} of log factors of lengthscales",
                 f"inputs of shape {X.shape}",
                 "jnp.concatenate([X, s], -1), and GibbsRBF(places=X.shape[-1])",
             )

@@ -90,9 +90,7 @@ def by_chord(kernel: Kernel, angle: Array, radius: Number = 1.0) -> Array:
     """
     if not isinstance(kernel, Stationary) or not _of_distance(kernel) or jnp.size(kernel.lengthscale) != 1:
         raise expected(
-            "a stationary kernel with a single lengthscale, a function of the distance",
-            type(kernel).__name__,
-            "dgp.kernels.Matern52(1.0, 0.5)",
+            "a stationary kernel with a single lengthscale", type(kernel).__name__, "dgp.kernels.Matern52(1.0, 0.5)"
         )
     squares = jnp.square(2 * radius * jnp.sin(angle / 2))  # squared chords (2 R sin(θ / 2))^2
     return kernel.variance * kernel.profile(squares / jnp.square(jnp.reshape(kernel.lengthscale, ())))
@@ -175,10 +173,7 @@ _PLANES = 10_000  # most planes of a random function: lengthscales below a six t
 def _require_degrees(X: Any) -> None:
     """Raise where known inputs (..., N, D) are no latitudes and longitudes."""
     expect(
-        np.shape(X)[-1] == 2,
-        "two columns, latitude and longitude in degrees",
-        f"inputs of shape {np.shape(X)}",
-        "kernel.on(0, 1) picks columns",
+        np.shape(X)[-1] == 2, "latitude and longitude in degrees", f"shape {np.shape(X)}", "pick them, kernel.on(0, 1)"
     )
     for column, (name, most) in enumerate((("latitudes", 90), ("longitudes", 360))):
         if violated(lambda x, most=most: abs(x) <= most, values := X[..., column]):

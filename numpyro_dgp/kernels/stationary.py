@@ -391,7 +391,7 @@ class SpectralMixture(Kernel):
         widths = {shape[1] for shape in shapes[1:] if len(shape) == 2}
         if len(shapes[0]) != 1 or any(s[:1] != shapes[0] or len(s) > 2 for s in shapes) or len(widths) > 1:
             raise expected(
-                "variance (Q,), frequency (Q, D) or (Q,) and lengthscale (Q, D) or (Q,)",
+                "variance (Q,), frequency and lengthscale (Q, D) or (Q,)",
                 ", ".join(map(str, shapes)),
                 "one row per component",
             )

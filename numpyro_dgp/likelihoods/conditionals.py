@@ -192,12 +192,7 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
             invalid = error
             with numpyro.validation_enabled(False):
                 example = _called(conditional, values, f_x)
-    expect_kind(
-        example,
-        dist.Distribution,
-        "conditional(v) to return a NumPyro distribution",
-        "for example lambda v: dist.Normal(v, 0.1)",
-    )
+    expect_kind(example, dist.Distribution, "conditional(v), a NumPyro distribution", "lambda v: dist.Normal(v, 0.1)")
     numbers = elementwise(example)
     found = [_part(conditional, values, f, part.event_dim, numbers) for f, part in enumerate(several)]
     parts = tuple(part for part, _ in found)
@@ -219,13 +214,9 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
     reading = Reading(example, {}, mixes, shared, parts, grid)
     if shared is not None and shared.known:
         raise expected(
-            "a conditional in which every y sees one row of v",
+            "a conditional in which every y depends on one row of v",
             f"{reading.family}, which {shared.how}",
-            (
-                'the rows of f(x) are integrated one by one; draw them together, v = numpyro.sample("v", '
-                f'f.joint(X)) outside the plate, and observe numpyro.sample("y", dist.{reading.family}(...), '
-                "obs=y) given that draw"
-            ),
+            'draw them together outside the plate, v = numpyro.sample("v", f.joint(X)), and observe y given v',
         )
     return reading
 
@@ -241,10 +232,7 @@ def require_arguments(conditional: Callable[..., Any], count: int) -> None:
         raise expected(
             f"a conditional of {count} argument(s), the values of each function",
             f"one that cannot be called with these ({error})",
-            (
-                f"lambda {names}: dist.Normal(v, 0.1), or several functions in a tuple, dgp.Likelihood((f(X), "
-                "g(X)), lambda v, w: dist.Normal(v, jnp.exp(w)))"
-            ),
+            f"lambda {names}: dist.Normal(v, 0.1); for two functions dgp.Likelihood((f(X), g(X)), lambda v, w: ...)",
         ) from error
     except ValueError:  # a callable that has no signature
         return
@@ -258,12 +246,9 @@ def _called(conditional: Callable[..., Any], values: list[Array], f_x: FunctionV
             raise
         rows = f_x.batch_shape
         raise expected(
-            f"arrays in the conditional with a number for each of the rows of f(x), of shape {rows} or ()",
+            f"arrays of shape {rows} or () in the conditional, one number per row of f(x)",
             f"others ({error})",
-            (
-                "pass noise, weights and columns of these rows, and in a plate that takes some rows, with "
-                "numpyro.plate(name, len(X), subsample_size=batch) as i, noise[i] beside X[i]"
-            ),
+            "pass values of these rows, in a subsampled plate noise[i] with X[i]",
         ) from error
 
 

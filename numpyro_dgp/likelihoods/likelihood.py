@@ -45,15 +45,8 @@ def require_site(f_x: Any) -> None:
     expect(
         function is None or function.site is not None or hasattr(function, "u"),
         "values of a function with inducing points",
-        (
-            "those of one without (inducing=None or dgp.Neighbours), which would be integrated over "
-            "their prior, whatever y is"
-        ),
-        (
-            'draw them outside the plate, v = numpyro.sample("v", f(X)), and write numpyro.sample("y", '
-            'dist.Normal(v, noise)) inside; with Gaussian noise numpyro.sample("y", f(X, noise=noise)) '
-            "does both; or give the layer dgp.Points(X)"
-        ),
+        "those of one without (inducing=None or dgp.Neighbours), integrated over their prior",
+        'give the layer dgp.Points(X), or draw v = numpyro.sample("v", f(X)) outside the plate, y given v inside',
     )
 
 
@@ -92,7 +85,7 @@ class Likelihood(FieldsInOrder):
         integrate: ``GaussHermite(n)``, n nodes per entry of v, or ``MonteCarlo(n)`` where there is no closed form. By
             default 20 nodes for one entry of v, 15 x 15 for two, 8 x 8 x 8 for three, 20 draws for more, and 48 nodes
             around the location for ``StudentT``, ``Cauchy`` and the like. ``log_marginal`` by default uses adaptive
-            quadrature over one or two entries of v, because p(y | v) can be much narrower than p(v): accurate to 1e-6 for
+            quadrature over one or two entries of v, because p(y | v) can be much narrower than p(v): error 1e-6 for
             one. Two entries without a closed form (``Gamma``, say) take about 50 000 evaluations of the density;
             ``GaussHermite(15)`` takes 225 and is enough where p(y | v) is as wide as p(v). A closed form of your own is
             a ``dgp.extend.Form``, another integral a function that returns a ``dgp.extend.Integral``
@@ -160,8 +153,7 @@ class Likelihood(FieldsInOrder):
                 values,
                 FunctionValues | ProcessValues,
                 "the distribution f(x)",
-                'pass g(h) itself; for a draw v = numpyro.sample("v", g(h)) write numpyro.sample("y", '
-                "dist.Normal(v, noise)) instead",
+                'pass g(h) itself, or with a draw write numpyro.sample("y", dist.Normal(v, noise))',
             )
             require_site(values)
         expect(collapse in ("bound", "marginal"), 'collapse="bound" or "marginal"', repr(collapse))

@@ -104,15 +104,9 @@ def observed_entries(observed: ArrayLike, example: dist.Distribution) -> Array:
     own = numbers.event_dim
     expect(
         not own or mask.shape[mask.ndim - own :] == (1,) * own,
-        (
-            f"observed with one number per row, shape {batch}, for {type(numbers).__name__}, which has "
-            "one density for all entries of a row"
-        ),
+        f"observed of shape {batch}, one per row, for {type(numbers).__name__}, whose density is joint",
         shape,
-        (
-            "give every entry its own, dist.Normal(...).to_event(1), with f(x).mix(W) for columns that "
-            "are correlated; or leave out whole rows, observed.all(-1)"
-        ),
+        "use dist.Normal(...).to_event(1) with f(x).mix(W), or leave out whole rows, observed.all(-1)",
     )
     return mask
 

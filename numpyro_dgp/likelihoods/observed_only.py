@@ -55,10 +55,7 @@ def _refuse(constraint: ObservedOnly) -> NoReturn:
     raise expected(
         "observations in every run of a sampler or an autoguide",
         "a site without",
-        (
-            "pass y, as in mcmc.run(key, X, y); for rows that have none write dgp.Likelihood(..., "
-            "observed=mask), and not obs_mask=mask"
-        ),
+        "pass y, mcmc.run(key, X, y); for missing entries dgp.Likelihood(..., observed=mask)",
         constraint.at,
     )
 

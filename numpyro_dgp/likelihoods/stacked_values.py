@@ -92,10 +92,7 @@ class SeveralValues(FunctionValues):
         raise expected(
             "values of one function",
             "several",
-            (
-                "mix inside the likelihood, dgp.Likelihood((g(x), s(x)), lambda g, s: dist.Normal(g @ W.T, "
-                "jnp.exp(s)).to_event(1))"
-            ),
+            "mix in the conditional, lambda g, s: dist.Normal(g @ W.T, s).to_event(1)",
         )
 
 
@@ -118,12 +115,9 @@ def side_by_side(values: Sequence[FunctionValues | JointValues]) -> FunctionValu
         return parts[0]
     expect(
         not any(isinstance(part, MixedValues) for part in parts),
-        "functions that are not mixed among several",
+        "functions that are not mixed",
         "f(x).mix(W)",
-        (
-            "mix inside the conditional, dgp.Likelihood((g(x), s(x)), lambda g, s: dist.Normal(g @ W.T, "
-            "jnp.exp(s)).to_event(1))"
-        ),
+        "mix in the conditional, lambda g, s: dist.Normal(g @ W.T, jnp.exp(s)).to_event(1)",
     )
     shapes = [part.batch_shape for part in parts]
     try:
@@ -225,10 +219,7 @@ def _require_other_inputs(parts: Sequence[FunctionValues]) -> None:
         if part.function is other.function and (a is b or (is_concrete(a, b) and np.array_equal(a, b))):
             raise expected(
                 "values of different functions or at different inputs",
-                (
-                    f"those of {part.function.site!r} at one input twice, which would be integrated as if they "
-                    "were independent"
-                ),
+                f"those of {part.function.site!r} at one input twice, as if independent",
                 "use one of them twice, dgp.Likelihood(f(x), lambda v: ...)",
             )
 

@@ -212,12 +212,7 @@ def for_mcmc(
     Source: Titsias (2009) for the integral; Hoffman et al. (2019) for the coordinates of a guide.
     """
 
-    expect(
-        not isinstance(model, Prepared),
-        "a program",
-        "one that for_mcmc has prepared already",
-        "call it once, with all params",
-    )
+    expect(not isinstance(model, Prepared), "a program", "a prepared one", "call for_mcmc once, with all params")
     expect(callable(model), "a program, a function", type(model).__name__)
     expect(isinstance(collapse, bool) or collapse == "auto", 'collapse to be "auto", True or False', repr(collapse))
     params = require_params(params)
@@ -360,10 +355,7 @@ class _ConditionsInside(Messenger):
         if found := [n for n in computed if _is_conditioned(n, values[n])]:
             raise expected(
                 "conditions on sites that the program samples",
-                (
-                    f"one on {', '.join(map(repr, found))}, which it computes from the others, so that the "
-                    "condition would change nothing"
-                ),
+                f"one on {', '.join(map(repr, found))}, which it computes from other sites",
                 "condition the program first, dgp.for_mcmc(handlers.condition(model, data={...}))",
             )
 

@@ -66,8 +66,8 @@ def require_guide(guide: Any, params: Mapping[str, Array]) -> None:
     expect(
         not isinstance(adapted(guide).companion, AutoDelta),
         "a guide of Gaussians",
-        "AutoDelta, points",
-        "use dgp.guides.Delta() or AutoNormal",
+        "AutoDelta",
+        "use guides.Delta() or AutoNormal",
     )
     expect(params, "the parameters of the guide", "none", "for_mcmc(model, guide=guide, params=result.params)")
 

@@ -173,12 +173,9 @@ def layers_to_integrate(
     if collapse is True and on_data and not layers:
         which = "; ".join(f"{name!r}: {obstacle}" for name, obstacle in obstacles.items())
         raise expected(
-            (
-                "collapse=True for a program with a layer of dgp.Points that only Gaussian likelihoods see, "
-                "dgp.Likelihood(f(h), lambda v: dist.Normal(v, noise))"
-            ),
+            "collapse=True for a program with a layer of dgp.Points that only Gaussian likelihoods depend on",
             which or "no inducing values",
-            'leave collapse out, which is "auto", or write the likelihood so',
+            'leave collapse="auto", or write dgp.Likelihood(f(h), lambda v: dist.Normal(v, noise))',
             "for_mcmc",
         )
     return layers if collapse else frozenset(), on_data

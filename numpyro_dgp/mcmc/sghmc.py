@@ -228,19 +228,13 @@ class SGHMCState(_Fields):
             raise expected(
                 "draws with a finite density and gradient",
                 f"none at draw {first} after warm-up",
-                (
-                    "the step is too large; halve step_size, take more warm-up, or start near the mode, "
-                    "init_strategy=init_to_value(values=guide.median(params, X, y))"
-                ),
+                "halve step_size, take more warm-up, or start at init_to_value(values=guide.median(params, X, y))",
             )
         if (state.temperature > _HOT + _SHORT / state.draws.clip(1)).any():
             raise expected(
                 "velocities of temperature one",
                 f"{float(state.temperature.max()):.3g} on average over {int(state.draws.max())} draws",
-                (
-                    "the chain runs away, for the step is too large or gradients are too noisy; halve step_size, "
-                    "or take larger minibatches"
-                ),
+                "the chain diverges: halve step_size, or take larger minibatches",
             )
         return state
 

@@ -138,12 +138,7 @@ def require_same_layers(fitted: Mapping[str, OpenLayer], layers: Mapping[str, Op
         _refuse_layers(fitted, layers)
     for name, layer in layers.items():
         ours, theirs = ((f.function.dims, f.function.outputs) for f in (layer, fitted[name]))
-        expect(
-            ours == theirs,
-            f"layer {name!r} with the input columns and outputs of the fit, {theirs}",
-            ours,
-            "only inducing points may be others",
-        )
+        expect(ours == theirs, f"layer {name!r} with columns and outputs {theirs}", ours, "change only inducing points")
 
 
 def moved_parameters(fitted: Mapping[str, OpenLayer], layers: Mapping[str, OpenLayer]) -> dict[str, Array]:
@@ -306,9 +301,7 @@ class Continued:
         own = sorted(name for name, site in sites.parameters.items() if site.per_row)
         if own and not self.moves:
             raise expected(
-                "parameters that all rows share",
-                f"{own[0]!r} with values of every row",
-                "call dgp.update, which learns those of the new rows",
+                "parameters that all rows share", f"{own[0]!r} with values of every row", "call dgp.update instead"
             )
 
 

@@ -178,10 +178,7 @@ def _require_known(drawn: Message, site: Message, program: ProgramFacts) -> None
     expect(
         kind != "exact",
         "layers with inducing points",
-        (
-            f"values of a process without (inducing=None or dgp.Neighbours) at {name!r}, which are those "
-            "of the rows of the fit"
-        ),
+        f"values without (inducing=None or dgp.Neighbours) at {name!r}, for rows of the fit only",
         "give the layer dgp.Points(Z)",
     )
     if not program.is_shared(site):

@@ -501,10 +501,7 @@ class NaturalGradient(_NumPyroOptim):
             raise expected(
                 "names of sites with Gaussian posteriors",
                 f"sites={self.sites!r}",
-                (
-                    f"the guide has {sorted(found) or 'none'}: give the site guides.Full() or Diagonal(), or "
-                    "train by an optax optimiser alone"
-                ),
+                f"the guide has {sorted(found) or 'none'}: give the site guides.Full() or Diagonal(), or use optax",
             )
 
     def _init(self, params: Params) -> State:
@@ -544,11 +541,7 @@ def _with_mean_and_scale(params: Params, prefix: str) -> list[str]:
 
 
 def _without_a_loss(step: Array, gradient: Params, state: State) -> NoReturn:
-    raise expected(
-        "to be used by SVI, whose loss tells it which parameters are Gaussians",
-        "a call of update",
-        "call eval_and_update(loss, state)",
-    )
+    raise expected("to be used by SVI", "a call of update", "call eval_and_update(loss, state)")
 
 
 def _step(

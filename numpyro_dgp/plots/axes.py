@@ -50,12 +50,7 @@ def pair(data: tuple[ArrayLike, ArrayLike]) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         ValueError: other data.
     """
-    expect(
-        isinstance(data, tuple | list) and len(data) == 2,
-        "data to be the pair (x, y)",
-        type(data).__name__,
-        "data=(x, y)",
-    )
+    expect(isinstance(data, tuple | list) and len(data) == 2, "data to be a pair (x, y)", type(data).__name__, "(x, y)")
     x = known("x of data", data[0], None)
     return x, known("y of data", data[1], len(x))
 

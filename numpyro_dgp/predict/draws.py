@@ -215,10 +215,7 @@ def given_draw(
             raise expected(
                 f"each draw of {name!r} to have shape {msg['fn'].shape()}",
                 jnp.shape(sample[name]),
-                (
-                    "draws of several chains go along one axis, as in mcmc.get_samples(); values of single data "
-                    "need the data of the fit"
-                ),
+                "join chains along one axis, mcmc.get_samples(); values per datum need the data of the fit",
             )
         return sample[name]
 

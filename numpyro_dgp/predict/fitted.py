@@ -227,7 +227,7 @@ class Fit:
         call = inspect_call(found._with_parameters(), None, *data)
         if call.predicted or not call.candidates:
             raise expected(
-                "the data of the fit, observations included",
+                "the data of the fit with observations",
                 f"none of {', '.join(map(repr, call.predicted))}",
                 "posterior.on(X, y)",
             )
@@ -456,9 +456,9 @@ def require_fit(model: Any, guide: Any, params: Any, samples: Any, site: Any) ->
         raise expected("params, a dict of parameters by name", type(params).__name__, f"pass {has}")
     expect(
         samples is None or isinstance(samples, Mapping),
-        "samples, a dict of draws by site",
+        "samples, a dict of draws",
         type(samples).__name__,
-        "pass mcmc.get_samples()",
+        "mcmc.get_samples()",
     )
     expect(site is None or isinstance(site, str), "site to be the name of a site", type(site).__name__, "site='y'")
     if samples is not None:
@@ -483,11 +483,8 @@ def require_single_values(guide: Any) -> None:
     if (config := adapted(guide).config) is not None and config.has_weights:
         raise expected(
             "a call without observations",
-            "those of the fit with a guide that has several weighted values of every latent",
-            (
-                "leave the observations out, posterior.layers(key, X), for latents from their prior, or draw "
-                "those of the fit's rows, guide.sample_posterior(key, params, X, y)"
-            ),
+            "the data of the fit with a guide that has several weighted values of every latent",
+            "posterior.layers(key, X) for new rows, guide.sample_posterior(key, params, X, y) for those of the fit",
         )
 
 

@@ -299,11 +299,7 @@ def at_uncertain_inputs(
             "one variance for all, for every column (D,), every row (N, 1), or every entry (N, D)",
         ) from None
     if violated(lambda v: (v >= 0) & (v < np.inf), variance):
-        raise expected(
-            "X_variance to be finite and not negative",
-            f"{float(variance.min())} as the smallest",
-            "it is the square of the error, 0 for none",
-        )
+        raise expected("X_variance of 0 or more", f"{float(variance.min())}", "the squared error, 0 for none")
     columns = X.shape[1:]
     points = sobol_points(1 << (num_samples - 1).bit_length(), 0, math.prod(columns))[:num_samples]  # t (S, D)
     shift = jax.random.uniform(jax.random.fold_in(key, 0), points.shape[1:], X.dtype)  # u
@@ -474,13 +470,9 @@ class Predictor:
         else:
             _shapes_of(run, arrays, None)  # raises what is wrong with the call itself
             raise expected(
-                "rows that are predicted independently of each other with batch_size=",
-                "a program in which they are not known to be",
-                (
-                    "joint values (f.joint, exact layers), rows that are added up or compared, sites outside the "
-                    "plate of the rows, arguments in which rows are not the first axis, or numbers computed from "
-                    "how many rows there are: leave batch_size out"
-                ),
+                "rows predicted independently for batch_size=",
+                "a program whose rows may depend on each other",
+                "leave batch_size out; look for f.joint, exact layers, sums over rows, or sites outside the plate",
             )
         if not any(map(_is_float, jax.tree.leaves(found))):  # labels and counts cannot be NaN
             whole = partial(_predicted, self.fit, name)

@@ -60,18 +60,15 @@ class Pattern:
         if given.shape not in ((size,), ring.sizes) or not binary:
             shapes = f"({size},)" if len(ring.sizes) == 1 else f"({size},) or {ring.sizes}"
             raise expected(
-                f"observed to be a mask of shape {shapes}, True where a grid point has a value",
+                f"observed to be a mask {shapes}, True where a grid point has a value",
                 f"{given.dtype} of shape {given.shape}",
-                (
-                    f"of indices make one, mask = np.zeros({size}, bool); mask[indices] = True; "
-                    "dgp.rings.regular(x, margin) makes it for a series"
-                ),
+                f"mask = np.zeros({size}, bool); mask[indices] = True; for a series dgp.rings.regular(x, margin)",
             )
         expect(
             given.any(),
-            f"observed to mark some of the {size} grid points",
+            f"observed grid points among {size}",
             "none marked",
-            "dgp.rings.regular(x, margin) makes it for a series",
+            "for a series use dgp.rings.regular(x, margin)",
         )
         return cls(given.astype(bool).reshape(-1), ring.sizes)
 
@@ -150,11 +147,7 @@ class Solver(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if type(self.exact) is not int or self.exact < 0:
-            raise expected(
-                "exact to be an integer of at least zero",
-                repr(self.exact),
-                "0 estimates whatever is not circulant, 3000 is the default",
-            )
+            raise expected("exact, an integer of 0 or more", repr(self.exact), "0 to estimate all, 3000 by default")
         if self.probes < 2:
             raise expected("probes to be at least 2", self.probes, "their scatter is the error of the log determinant")
         if type(self.seed) is not int:

@@ -52,11 +52,7 @@ def require_room(what: str, *sizes: int) -> None:
         raise expected(
             f"a grid small enough for {what}",
             f"{' x '.join(map(str, sizes))} numbers",
-            (
-                "on a grid with neighbours, grid.local(kernel), the rules Circulant() (data everywhere), "
-                "WhitenedSites() (data with gaps) and ScaledCirculant() of InducingPoint need no such array "
-                "for f(x), which also takes the place of f.joint(x) and of draws of functions"
-            ),
+            "use f(x) on grid.local(kernel), with Circulant() (data everywhere) or WhitenedSites() (data with gaps)",
         )
 
 

@@ -251,10 +251,7 @@ class RingNormal(DrawnFromWhite):
             raise expected(
                 f"noise, or at most {self.solver.exact} gaps or values",
                 f"noise=None with {N} values and {gaps} gaps, whose systems are singular",
-                (
-                    "give the process a small noise, 1e-2 of its standard deviation, or put dgp.for_mcmc around "
-                    "the program, which needs no density of it"
-                ),
+                "give the process a small noise, 1e-2 of its standard deviation, or use dgp.for_mcmc(model)",
             )
         if not self.has_even_noise:
             return UnevenNoise.of(self.process, self.noise_variance, pattern, self.solver)

@@ -237,12 +237,7 @@ class DeepGPEstimator(BaseEstimator):
         if self.num_steps is not None:
             require_count("num_steps", self.num_steps, "num_steps=None")
         rate = self.learning_rate
-        expect(
-            isinstance(rate, int | float | np.number) and 0 < rate < np.inf,
-            "a positive learning_rate",
-            repr(rate),
-            "try 0.05",
-        )
+        expect(isinstance(rate, int | float | np.number) and 0 < rate < np.inf, "learning_rate > 0", repr(rate), "0.05")
 
 
 def _is_guide(value: Any) -> bool:

@@ -122,9 +122,7 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2)
         if not isinstance(self.likelihood, str) or self.likelihood not in _LIKELIHOODS:
             raise expected(
-                f"likelihood to be one of {', '.join(_LIKELIHOODS)}",
-                repr(self.likelihood),
-                "student-t for data with outliers",
+                f"likelihood to be one of {', '.join(_LIKELIHOODS)}", repr(self.likelihood), "student-t allows outliers"
             )
         X, y, weights = self._counted(X, np.asarray(y, float), sample_weight)
         self._tail = y.shape[1:]
@@ -168,12 +166,7 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
             ValueError: no levels, a table of them, or levels that are not between 0 and 1; as :meth:`predict`.
         """
         inputs, levels = self._inputs(X), np.atleast_1d(q)
-        expect(
-            levels.ndim <= 1 and levels.size,
-            "q to be a level or a list of levels",
-            f"shape {np.shape(q)}",
-            "try q=[0.05, 0.95]",
-        )
+        expect(levels.ndim <= 1 and levels.size, "q to be one or more levels", f"shape {np.shape(q)}", "q=[0.05, 0.95]")
         require_levels(levels)
         found = self._predictions.quantile(inputs, tuple(levels.tolist()))
         return np.stack([self._own_shape(self.units_y_.inverse(row)) for row in found])

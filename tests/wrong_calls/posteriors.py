@@ -272,7 +272,9 @@ WRONG = [
     Wrong("several observed sites", lambda: drawn(model=two_ends).predict(KEY, NEW), r"got \['y', 'z'\]: name it"),
     *(
         Wrong(
-            f"observations in {name}", lambda call=call: call(drawn(), NEW, Y[:4]), "without the observations that are"
+            f"observations in {name}",
+            lambda call=call: call(drawn(), NEW, Y[:4]),
+            "without the observations to predict",
         )
         for name, call in METHODS.items()
         if name != "layers"
@@ -280,7 +282,7 @@ WRONG = [
     Wrong(
         "observations by keyword",
         lambda: fitted().sample(KEY, NEW, y=Y[:4]),
-        r"got those of 'y': leave them out, posterior.predict\(key, X\)",
+        r"got those of 'y': posterior.predict\(key, X\)",
     ),
     Wrong(
         "observations of an explicit program",

@@ -98,20 +98,10 @@ def closed_form(name: str, rule: Rule) -> Rule:
         raise expected(
             f"GivenInducing() with the model's weights for {name!r}",
             repr(rule.weights),
-            (
-                "the best free weights are multiples of the model's, which GivenInducing() finds; "
-                "guides.InducingPoint(model, sites=...) takes others, and draws hidden values"
-            ),
+            "GivenInducing() finds the best ones; for others use guides.InducingPoint(model, sites=...)",
         )
     if rule.scale is not None and rule.scale >= 1:
-        raise expected(
-            (
-                f"the scale of GivenInducing() for {name!r} to be below 1, the share of the process noise "
-                "that is left given v"
-            ),
-            rule.scale,
-            "leave it out, or try 0.5",
-        )
+        raise expected(f"a scale of GivenInducing() for {name!r} below 1, relative to the noise", rule.scale, "try 0.5")
     return FollowInducing() if rule.scale is None else FollowInducing(rule.scale)
 
 
@@ -142,11 +132,8 @@ def followed_layers(
         )
         if use.function.blocked:
             raise expected(
-                (
-                    f"hidden layer {name!r}, which follows its inducing values, to be of a function that was "
-                    "opened outside of plates"
-                ),
-                f"one for each of {use.function.groups} groups",
+                f"hidden layer {name!r}, which follows its inducing values, opened outside of plates",
+                f"a function for each of {use.function.groups} groups",
                 f"give {name!r} the rule guides.Normal()",
             )
         inducing: Any = use.function.site

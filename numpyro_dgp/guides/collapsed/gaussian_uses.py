@@ -372,10 +372,7 @@ def _of_likelihood(name: str, fn: Any, site: Message) -> Use:
         not isinstance(fn.f_x, MixedValues),
         f"independent functions under the likelihood at {name!r}",
         "mixtures, f(x).mix(W)",
-        (
-            "their posteriors are not independent and have no closed form here; use "
-            "guides.InducingPoint(), and natural gradients for q(v)"
-        ),
+        "mixtures have no closed form here; use guides.InducingPoint() and natural gradients for q(v)",
     )
     expect(
         fn.normal_form() is not None and fn.collapse == "bound",
@@ -457,10 +454,7 @@ def _of_hidden(name: str, fn: Any, site: Message, known: dict[str, Gaussian]) ->
         raise expected(
             f"process noise at hidden layer {name!r}, f(x, noise=s), and values drawn row by row",
             "no noise" if is_row_by_row(fn) else "f.joint(x)",
-            (
-                "without noise its mean-field bound is that of a nearly singular Gaussian; write the noise, "
-                "or use guides.InducingPoint()"
-            ),
+            "write f(x, noise=s), or use guides.InducingPoint(): without noise the bound is nearly singular",
         )
     shape, event_dim = fn.loc.shape, fn.event_dim
     target, variance = (_rows(a, shape, event_dim) for a in known[name])

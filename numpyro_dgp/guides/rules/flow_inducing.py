@@ -147,10 +147,7 @@ class Flow(Rule):
             raise expected(
                 "the bijector to return a transform of all real numbers",
                 f"{type(transform).__name__} of {transform.domain}",
-                (
-                    "normal numbers outside of that have no density there; ComposeTransform([ExpTransform(), "
-                    "...]) makes them positive first"
-                ),
+                "begin with a positive one, ComposeTransform([ExpTransform(), ...])",
             )
         return Flowed(base, transform, (1, -1) if self.antithetic else (1,))
 

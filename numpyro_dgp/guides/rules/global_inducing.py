@@ -183,9 +183,7 @@ def _centres(X: Array, count: int, labels: Sequence[int]) -> Array:
         distinct = len(np.unique(np.asarray(rows), axis=0))
         if count > distinct:
             raise expected(
-                f"num_inducing of at most {distinct}, the number of distinct rows of the inputs",
-                count,
-                "more cannot add anything",
+                f"num_inducing of at most {distinct}, the distinct rows of the inputs", count, "more add nothing"
             )
         return kmeans(np.asarray(rows), count, labels=labels)
 

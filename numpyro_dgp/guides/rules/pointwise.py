@@ -117,8 +117,8 @@ def _bijection(rule: Rule, site: SiteContext) -> Any:
     expect(
         not site.fn.support.is_discrete,
         "a continuous site",
-        f"discrete site {site.name!r} ({type(site.fn).__name__})",
-        "sum it out in the model, or give it guides.Prior()",
+        f"{site.name!r} ({type(site.fn).__name__})",
+        "marginalise it in the model, or give it guides.Prior()",
         f"rule {type(rule).__name__}",
     )
     return biject_to(site.fn.support)

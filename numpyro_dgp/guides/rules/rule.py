@@ -191,18 +191,15 @@ def require_rows(rule: Rule, site: SiteContext, got: tuple[int, ...], expected: 
     expect(
         len(expected) <= len(got) or expected[-1] != got[-1],
         f"the exact process at {site.name!r} to have one value at each row",
-        (f"parameters of shape {got} where this call needs {expected}, for every weighted value of a latent below"),
-        "hold the layer by dgp.Points, or take guides.InducingPoint() with latent=guides.Normal()",
+        f"parameters of shape {got} where this call needs {expected}",
+        "use dgp.Points for the layer, or guides.InducingPoint() with latent=guides.Normal()",
         f"rule {type(rule).__name__}",
     )
     expect(
         got == expected,
         f"the exact process at {site.name!r} at the rows of the fit",
         f"shape {got} where this call needs {expected}",
-        (
-            "for other rows keep the inputs X of the fit outside the model and call f.condition(X, v) at "
-            "those of the call"
-        ),
+        "for other rows call f.condition(X, v), with the inputs X of the fit, at those of the call",
         f"rule {type(rule).__name__}",
     )
 

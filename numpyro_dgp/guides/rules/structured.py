@@ -252,12 +252,7 @@ class JointOutputs(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         _require_weights("JointOutputs", self.weights)
-        expect(
-            self.weights != "model",
-            'weights "free", a rank or a function',
-            '"model"',
-            "the model does not join outputs; use GivenInducing()",
-        )
+        expect(self.weights != "model", 'weights "free", a rank or a function', '"model"', "use GivenInducing()")
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
         fn, function = require_hidden(self, site)
@@ -388,7 +383,7 @@ def _weights(weights: LinearWeights, site: SiteContext, fn: Any, inner: tuple[in
         found, shape = jnp.asarray(weights(fn.inputs), dtype), (*fn.loc.shape, *inner, M)
         expect(
             found.shape == shape,
-            (f"a function from inputs {fn.inputs.shape} to weights {shape}, of every row, output and inducing value"),
+            f"a function from inputs {fn.inputs.shape} to weights {shape}, of every row, output and inducing value",
             found.shape,
             "the inducing values go last",
             at=f"weights of site {site.name!r}",
