@@ -383,7 +383,7 @@ def test_one_of_several_outputs():
         (lambda: design.MICE(GP, KEY, SPACE, -1.0), "expected nugget of at least zero, got -1.0"),
         (lambda: design.VIGF(GP, KEY, RUNS, VALUES[:2]), r"expected values y of shape \(4,\), one per run in X, got"),
         (lambda: design.ContourEntropy(GP, KEY, 0.0)(np.ones((9, 2))), "expected at most 8 points, .* got 9"),
-        (lambda: design.ThompsonSampling(GP, KEY), "expected a posterior with the method functions, got Emulator"),
+        (lambda: design.ThompsonSampling(GP, KEY), "expected a posterior with a method functions, got Emulator"),
     ],
 )
 def test_wrong_calls(wrong, message):

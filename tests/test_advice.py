@@ -72,7 +72,7 @@ CASES = {
     ),
     "noise with another number of rows": (
         lambda: likelihood(lambda v: dist.Normal(v, jnp.ones(3))),
-        r"a number for each of the rows of f\(x\), of shape \(4,\) or \(\)",
+        r"arrays of shape \(4,\) or \(\) in the conditional",
         lambda: (likelihood(lambda v: dist.Normal(v, jnp.ones(4))), likelihood(lambda v: dist.Normal(v, jnp.ones(())))),
     ),
     "a function as a probability": (

@@ -133,7 +133,7 @@ def wrong(name, match, build):
     [
         wrong(
             "no names",
-            r"'f0_auto_loc' to have the shape of 'f0_auto_loc' of the fit, \(9,\), got \(1, 9\): see that names",
+            r"'f0_auto_loc' to have the shape of 'f0_auto_loc' of the fit, \(9,\), got \(1, 9\): map layers by names",
             lambda s: deepen(s, 2, names={}),
         ),
         wrong(

@@ -187,7 +187,7 @@ def test_guides_take_deep_programs():
         ((X, Y[:, None]), {}, r"outputs y of shape \(N,\), got \(9, 2\) and \(9, 1\)"),
         ((X, Y[:-1]), {}, r"got \(9, 2\) and \(8,\)"),
         ((X[:1], Y[:1]), {}, "expected two runs or more"),
-        ((X, np.where(np.arange(9) == 3, np.nan, Y)), {}, r"finite y.*index \(3,\): leave out runs that failed"),
+        ((X, np.where(np.arange(9) == 3, np.nan, Y)), {}, r"finite y.*index \(3,\): drop failed runs"),
         ((np.where(np.arange(18).reshape(9, 2) == 3, np.inf, X), Y), {}, "finite X.*drop failed runs"),
         ((X, np.full(9, 3.0)), {}, "outputs y that vary, got 3 from all runs"),
         ((X * [1, 0], Y), {}, "columns of X that vary, got 0 in all rows of column 1: .*pass bounds"),

@@ -310,12 +310,12 @@ def test_traced_labels_that_are_none_have_no_mean(kernel, name):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: K.PerGroup(K.RBF), r"PerGroup: expected a kernel with one entry per group .* got type: jax.vmap\("),
+        (lambda: K.PerGroup(K.RBF), r"PerGroup: expected a kernel with hyperparameters .* got type: jax.vmap\("),
         (
             lambda: K.PerGroup(K.RBF(1.0, jnp.ones(3))),
             r"PerGroup: expected hyperparameters .* got shapes \[\(\), \(3,\)\]",
         ),
-        (lambda: K.PerGroup(BATCHED).diag(Z), r"the label of the group as their last column, got shape \(4, 1\)"),
+        (lambda: K.PerGroup(BATCHED).diag(Z), r"the label of the group as the last column, got shape \(4, 1\)"),
         (
             lambda: K.PerGroup(BATCHED).diag([[0.0, 3.0]]),
             r"PerGroup\.\w+: expected labels 0 to 2 in the last column .* got 3",

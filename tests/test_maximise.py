@@ -117,7 +117,7 @@ def test_single_precision(key, x32):
         (lambda x: np.sin(x).sum(), {}, r"of JAX operations, got one .*\(TracerArrayConversionError\): jnp.sin in"),
         (lambda x: float(x.sum()), {}, r"of JAX operations, got one .*\(ConcretizationTypeError\).*no float\(\)"),
         (lambda x: x.sum() if x.sum() > 0 else 0.0, {}, r"of JAX operations, got one .*jnp.where in place of if"),
-        (lambda x: jax.lax.complex(x, x).sum(), {}, r"real numbers, got complex128: take .real"),
+        (lambda x: jax.lax.complex(x, x).sum(), {}, r"a real acquisition, got complex128: take .real"),
         (lambda x: None, {}, r"values of the acquisition to be numbers, got a NoneType"),
         (lambda x: "high", {}, r"values of the acquisition to be numbers, got text"),
         (3, {}, r"an acquisition, a function of x \(q, D\), got int"),

@@ -261,7 +261,7 @@ def test_fewer_draws_than_functions(function):
 
 def test_wrong_groups_keys_and_levels():
     for group in ([], [2], [0, 0], ["x0", 0], "x0", 0, [-1]):
-        with pytest.raises(ValueError, match=r"group 'u' to be a list of different columns among x0, x1, or .* 0 to 1"):
+        with pytest.raises(ValueError, match=r"group 'u' to be a list of columns among x0, x1 or 0 to 1"):
             quiet(sobol_indices, first, BOX, KEY, groups={"u": group})
     for groups, got in (({}, "none"), ([[0, 1]], "a list"), ("x0", "a str")):
         with pytest.raises(ValueError, match=f"expected groups as a dict of lists of columns, at least one, got {got}"):

@@ -164,8 +164,8 @@ def test_classes_of_inputs_too_far_away():
 @pytest.mark.parametrize(
     ("q", "message"),
     [
-        ([[0.1, 0.9]], r"expected q to be a level or a list of levels, got shape \(1, 2\): try q="),
-        ([], r"expected q to be a level or a list of levels, got shape \(0,\): try q="),
+        ([[0.1, 0.9]], r"expected q to be one or more levels, got shape \(1, 2\): q="),
+        ([], r"expected q to be one or more levels, got shape \(0,\): q="),
         ([0.5, 1.0], "expected levels between 0 and 1, got 1"),
     ],
 )

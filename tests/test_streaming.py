@@ -129,7 +129,7 @@ def test_any_source_of_batches(tmp_path):
 @pytest.mark.slow
 def test_sources_that_are_none():
     model = dgp.minibatch(shallow, data=90)
-    with pytest.raises(ValueError, match=r"expected a source of batches.*got tuple: try dgp\.Stream"):
+    with pytest.raises(ValueError, match=r"expected a source of batches.*got tuple: dgp\.Stream"):
         run(model, stream=(X, Y))
     sizes = r"shapes \[\(30, 2\), \(30,\)\] as in step 0, got \[\(29, 2\), \(29,\)\] in step 3"
     with pytest.raises(ValueError, match=sizes):

@@ -381,14 +381,14 @@ LABELS = np.hstack([X2[:, :1], 0.5 + np.zeros((4, 1))])
         (lambda: K.IntegratedBrownian(1.0, np.nan), "expected finite origin"),
         (
             lambda: K.Brownian()(X2, X2),
-            r"Brownian: expected inputs with one column, got shape \(4, 2\): ker",
+            r"Brownian: expected one input column, got shape \(4, 2\): pick one, ker",
         ),
         (lambda: K.Chordal("RBF"), r"expected a kernel, a callable k\(X1, X2\) or a number, got str"),
         (lambda: K.Chordal(radius=-1.0), "Chordal: expected radius to be positive, got -1.0"),
         (lambda: K.GreatCircle(1.0, np.ones(2)), "GreatCircle: expected lengthscale to be a single number"),
         (
             lambda: K.Chordal()(L1, L1),
-            r"Chordal: expected two columns, latitude and longitude in degrees, got",
+            r"Chordal: expected latitude and longitude in degrees, got",
         ),
         (
             lambda: K.GreatCircle().diag([[139.7, 35.7]]),

@@ -224,7 +224,7 @@ def uniformity(u: ArrayLike, bins: int = 10) -> np.ndarray:
         raise expected("values in [0, 1]", _range(values), "u = dgp.diagnostics.pit(draws, y, key)")
     expect(
         values.ndim >= 1 and len(values) >= 5 * bins,
-        f"{5 * bins} rows for {bins} bins",
+        f"at least {5 * bins} rows for {bins} bins",
         f"shape {values.shape}",
         "fewer bins",
     )

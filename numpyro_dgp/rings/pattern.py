@@ -60,7 +60,7 @@ class Pattern:
         if given.shape not in ((size,), ring.sizes) or not binary:
             shapes = f"({size},)" if len(ring.sizes) == 1 else f"({size},) or {ring.sizes}"
             raise expected(
-                f"observed to be a mask {shapes}, True where a grid point has a value",
+                f"observed to be a mask of shape {shapes}, True where a grid point has a value",
                 f"{given.dtype} of shape {given.shape}",
                 f"mask = np.zeros({size}, bool); mask[indices] = True; for a series dgp.rings.regular(x, margin)",
             )

@@ -190,9 +190,9 @@ WRONG = [
     Wrong(
         "fit of logarithms",
         lambda: plots.fit(LINE, dgp.densities.Mixture(DRAWS, DRAWS - 5)),
-        "expected variances of at least",
+        "expected variances of zero or more",
     ),
-    Wrong("fit of y alone", lambda: plots.fit(LINE, PREDICTION, data=Y), r"the pair \(x, y\), got ndarray"),
+    Wrong("fit of y alone", lambda: plots.fit(LINE, PREDICTION, data=Y), r"a pair \(x, y\), got ndarray"),
     Wrong("fit of uneven data", lambda: plots.fit(LINE, PREDICTION, data=(LINE, Y[:5])), r"y of data of shape \(20,\)"),
     Wrong("fit of table data", lambda: plots.fit(LINE, PREDICTION, data=(X, Y)), r"x of data of shape \(any,\), got"),
     Wrong(

@@ -151,7 +151,7 @@ WRONG = [
     Wrong(
         "fit under vmap",
         lambda: jax.vmap(lambda key: fit(None, key).losses)(jax.random.split(jax.random.key(0))),
-        "fit: expected arrays, got traced ones: under jax.jit or jax.vmap, .*svi.run",
+        "fit: expected arrays, got traced ones: in jax.jit or vmap, svi.run",
     ),
     *(
         Wrong(

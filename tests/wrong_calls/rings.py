@@ -41,7 +41,7 @@ def function(outputs=None):
         return dgp.gp("f", RBF, dgp.Grid(0.0, 8.0, 16), outputs=outputs)
 
 
-ONE_NOISE = r"expected noise to be a single number, got shape \(\d+,\): of noise that differs from point to point"
+ONE_NOISE = r"expected noise to be a single number, got shape \(\d+,\): for noise per row"
 PER_POINT = r"RingNormal.*: expected {} of shape \(16,\), one number per observed point, got {}"
 IS_MASK = r"RingNormal: expected observed to be a mask of shape \(16,\).*got {}.*mask\[indices\] = True"
 
