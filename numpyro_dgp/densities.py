@@ -235,7 +235,7 @@ class Mixture(NamedTuple):
         return mixture_cdf(*map(jnp.asarray, self), jnp.asarray(as_numbers("y of Mixture.cdf", y)))
 
     def quantile(self, q: ArrayLike) -> Array:
-        """The number that y is below with probability q, entry by entry, to rounding error.
+        """The q-quantile of each entry of y, to rounding error.
 
         It lies between the smallest and the largest of the quantiles of the S Gaussians, where it is found by steps of
         Newton and bisection. Its derivatives with respect to means, variances and levels are exact. Known levels are
@@ -257,7 +257,7 @@ class Mixture(NamedTuple):
         return mixture_quantiles(*map(jnp.asarray, self), where(upper, 1 - below, below), upper)
 
     def interval(self, level: float = 0.9) -> Array:
-        """The central interval that y is in with probability ``level``: as often below it as above it.
+        """The central (equal-tailed) interval with probability ``level``.
 
         Args:
             level: between 0 and 1.

@@ -1,19 +1,16 @@
-"""What a call of a program at new inputs means: what is predicted there, and what depends on the inputs.
+"""Analysis of a call of a program at new inputs: the predicted sites, and the values that depend on the inputs.
 
-A prediction takes from a fit what all data share. A function whose inducing inputs or hyperparameters are computed from
-the rows of the call is not shared: at other rows it is another function. This module finds such functions, and the
-latents that an observation of the call says something about, by tracing the program with shapes only.
+A prediction takes from a fit the values that all data share. A function whose inducing inputs or hyperparameters are
+computed from the rows of the call is not shared: at other rows it is another function. This module finds such
+functions, and the latents that the observations of the call are informative about, by tracing the program on shapes.
 
-Values that count as shared by all data and that a program uses row by row: those of the rows of one call.
+**Values used row by row.** A latent in a plate of its own, whose entry n is used at row n of the data, is not shared:
+its values belong to the rows of the fit.
 
-A fit gives a prediction what all data share. A latent in a plate of its own, of which row n is used at row n of the
-data, is not shared: at other rows its values are those of the rows of the fit.
+**Rows used together.** Inputs or densities of single rows that are computed from all rows, as by ``X - X.mean(0)``,
+define another model at other rows: rows that are predicted alone are standardised alone.
 
-Inputs and densities of single rows that a program computes from all rows of a call, as by ``X - X.mean(0)``.
-
-At other rows that is another model: rows that are predicted alone are standardised by themselves, not as in the fit.
-
-Checks of a call of a program at new inputs: whether a fit has what its prediction needs.
+The checks raise where a fit lacks values that a prediction needs.
 """
 
 from __future__ import annotations
@@ -112,7 +109,7 @@ _OF_ALL_ROWS = frozenset("reduce_sum reduce_max reduce_min reduce_prod reduce_or
 
 
 class Together(NamedTuple):
-    """What of a site is computed from all rows.
+    """The parts of a site that are computed from all rows.
 
     Args:
         site: its name.
@@ -433,7 +430,7 @@ def _row_arguments(sites: Trace, facts: Any, shapes: list[tuple[int, ...]]) -> s
 
 
 def require_unobserved(call: Call) -> None:
-    """Raise if a call observes what it is to predict; warn if latents have another distribution than one may expect."""
+    """Raise if a call observes the sites to predict; warn if its observations do not change the prediction."""
     if call.candidates and not call.predicted:
         raise expected(
             "a call without the observations to predict",

@@ -1,7 +1,7 @@
-"""What a program must not do, where an algorithm would give a wrong result in silence: a table of checks.
+"""A table of checks: program features that would make an algorithm return wrong results silently.
 
-An algorithm picks rows of the table: ``with require("for_mcmc", WHOLE_DATA, FIXED_PARAMETERS): model(X, y)``.
-:func:`explained` says what to change in a program whose run ends in an error of JAX or NumPy.
+An algorithm selects rows of the table: ``with require("for_mcmc", WHOLE_DATA, FIXED_PARAMETERS): model(X, y)``.
+:func:`explained` translates errors of JAX and NumPy into advice about the program.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class Check(NamedTuple):
-    """One thing that a program must not do.
+    """One feature that a program must not have.
 
     Args:
         at_site: from a message on its way in, and the handler, to the error; ``None`` for none.
@@ -245,7 +245,7 @@ class NotTraceableError(ValueError):
 
 @contextmanager
 def explained(arguments: Any) -> Iterator[None]:
-    """Raise what goes wrong inside as an error that says what to change in a program.
+    """Translate errors of JAX and NumPy into errors that tell what to change in the program.
 
     Args:
         arguments: of the program.

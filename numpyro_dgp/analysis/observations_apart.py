@@ -1,4 +1,4 @@
-"""Programs in which what all data share is computed from the observations, as by ``m = y.mean()``.
+"""Programs in which values shared by all data are computed from the observations, as by ``m = y.mean()``.
 
 A prediction has no observations: at new rows such a program is another one than that of the fit.
 """

@@ -3,7 +3,7 @@
 A program is inspected by running it: once abstractly (``inspect_program``: shapes and structure, no arithmetic),
 and, when parameters are created, once for real (``initial_values``).
 
-Checks on shapes that every row of a program counts once: sites against their plates, arrays against indices.
+Shape checks that every row counts once: sites against their plates, arrays against indices.
 
 JAX broadcasts arrays of shapes (N, 1) and (N,) to (N, N), and clamps indices beyond the end of an array. Both give a
 loss without an error, in which rows count several times.
@@ -175,7 +175,7 @@ def require_long_enough(found: list[ShortArray]) -> None:
 
 
 def require_indexed(sites: Trace, facts: Mapping[str, Mapping[str, list[Fact]]], arguments: Any) -> None:
-    """Refuse rows that a plate does not pick beside rows that it does: inputs and observations would not match.
+    """Raise if a subsampling plate indexes some arrays but not others: inputs and observations would not match.
 
     Args:
         sites: a trace of the program.

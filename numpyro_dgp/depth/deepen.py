@@ -1,15 +1,15 @@
-r"""``deepen``: the start of a deeper program at the fit of a shallower one.
+r"""``deepen``: initial parameters of a deeper program from the fit of a shallower one.
 
-What the layers of a program get as inputs, and whether those of a fit get the same with new layers among them.
+Checks that the layers of the fit receive the same inputs in the deeper program.
 
-New layers of a program as near the identity as one likes: :math:`q(v) = p(v)`, and a small variance.
+New layers start near the identity: :math:`q(v) = p(v)`, and a small variance.
 
-A layer with the mean m(x) = x moves its inputs by a function of variance k(x, x). Where q(v) is the prior that function
-costs no divergence, and the bound loses what the movement costs the layers above, which goes to zero with k(x, x). A
-narrow q(v) at a given k(x, x) costs :math:`\log(1/s)` for each of the M P inducing values, and leaves what inducing
-points do not explain.
+A layer with the mean m(x) = x moves its inputs by a function of variance k(x, x). Where q(v) is the prior, its
+divergence is zero, and the loss of the bound through the layers above goes to zero with k(x, x). A narrow q(v) of
+standard deviation s would instead cost :math:`\log(1/s)` for each of the M P inducing values, and would keep the
+conditional variance between inducing points.
 
-Which parameters of a deeper program are those of a fitted one, by the names of sites, and which are new.
+Parameters are matched by the names of their sites; the others are new.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def layer_inputs(
 def require_same_inputs(
     deeper: Mapping[str, list[LayerInputs]], fitted: Mapping[str, list[LayerInputs]], old: Mapping[str, str]
 ) -> None:
-    """Raise unless every layer of the fit sees in the deeper program what it saw in the fit.
+    """Raise unless every layer of the fit has the same inputs in the deeper program.
 
     Args:
         deeper: inputs of the layers of the deeper program, with new layers at their means.

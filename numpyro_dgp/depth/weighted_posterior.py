@@ -1,6 +1,6 @@
-"""Predictions by several fitted programs, each with its weight, from stacking of held-out predictions or the evidence.
+"""Mixtures of fitted programs, weighted by stacking of held-out predictions or by the evidence.
 
-A family has a program for each number of layers, or for each pair of it and the columns of the hidden layers.
+A family has one program per number of layers, or per pair of layers and columns of hidden layers.
 """
 
 from __future__ import annotations
@@ -379,7 +379,7 @@ class WeightedPosterior:
         return found, weights.reshape(-1, *[1] * (found.ndim - 1))
 
     def _shares(self, key: Array, default: int | None = None) -> list[tuple[Posterior, Array]]:
-        """The posteriors that take part, each with its number of draws, and their keys."""
+        """The posteriors with nonzero weight, each with its number of draws and its key."""
         require_key(key)
         num_samples = self.options.num_samples or default
         if num_samples is None:

@@ -1,4 +1,4 @@
-r"""Designs: which inputs to run first, and which to add so that none is near another.
+r"""Initial designs, and additions to a design that fill the space.
 
 Distances are those of columns in units of their range; two different labels of a category are one apart.
 """
@@ -82,7 +82,7 @@ def sobol(bounds: ArrayLike | Box, num: int, key: Array) -> np.ndarray:
 
 
 def maximin(bounds: ArrayLike | Box, num: int, key: Array, *, num_exchanges: int | None = None) -> np.ndarray:
-    r"""A Latin hypercube whose nearest points are far from each other: the smallest distance is as large as found.
+    r"""A Latin hypercube that maximises the smallest distance between points, by exchanges.
 
     Points are in the middle of their part of every column. Two of them exchange their values in a column, which
     leaves a Latin hypercube one, if that lowers
@@ -125,7 +125,7 @@ def maximin(bounds: ArrayLike | Box, num: int, key: Array, *, num_exchanges: int
 
 
 def additions(bounds: ArrayLike | Box, existing: ArrayLike, num: int, key: Array) -> np.ndarray:
-    r"""Points to add to a design, one after the other, each as far from all others as can be found.
+    r"""Points to add to a design one at a time, each as far as possible from all others.
 
     .. math:: x_{n+1} = \operatorname{argmax}_x \min_{i \le n} \lVert x - x_i \rVert
 

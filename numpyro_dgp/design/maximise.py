@@ -1,4 +1,4 @@
-"""Search of the inputs at which an acquisition is largest: multi-start ascents, compiled for stacks of points."""
+"""Maximisation of acquisitions by multi-start ascents, compiled for stacks of points."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _BATCH = 256
 
 
 class Maximum(NamedTuple):
-    """The best points that :func:`maximise` found, and what it tried.
+    """The result of :func:`maximise`: the best points, and the ascents that led to them.
 
     Example:
         >>> import jax
@@ -294,7 +294,7 @@ def compiled_alone(acquisition: Acquisition, box: Box, q: int, num_many: int, nu
 
 @dataclasses.dataclass(frozen=True)
 class Ascents:
-    """The steps of a search, with what they share.
+    """The steps of a search and their shared settings.
 
     Args:
         program: the acquisition, compiled.

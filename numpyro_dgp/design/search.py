@@ -1,6 +1,6 @@
-"""A sequential search, one round at a time: what to run next, given a record of what was run.
+"""Sequential search: the next points to evaluate, given a record of all evaluations.
 
-:func:`loop` does it with a simulator that is a function, from the initial design until the budget is used.
+:func:`loop` runs a simulator that is a Python function, from the initial design until the budget is used.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Seen(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """A record with its fit.
+    """A record and the fit to it.
 
     Example:
         >>> import numpyro_dgp as dgp
@@ -290,7 +290,7 @@ class Search(Checked):
         return Fitted(record, posterior, Standardizer(*map(float, record.units)), Seen(*data, best))
 
     def require_own(self, record: Record) -> None:
-        """Raise unless a record is one of this search, with the first difference."""
+        """Raise unless a record belongs to this search; the error names the first difference."""
         difference = self.identity.difference(record.identity)
         expect(
             difference is None,
@@ -301,7 +301,7 @@ class Search(Checked):
 
     @cached_property
     def identity(self) -> FitIdentity:
-        """What search it is: its settings, and the operations of a fit."""
+        """The identity of the search: its settings, and the operations of a fit."""
         initial = self.initial
         facts = self.box.facts() | {
             "initial": array_digest(initial) if isinstance(initial, np.ndarray) else initial,
@@ -405,7 +405,7 @@ def loop(
     path: str | os.PathLike[str] | None = None,
     progress_bar: bool = True,
 ) -> Fitted:
-    """Run a simulator where a search finds it most worthwhile, until a number of evaluations is reached.
+    """Run a simulator at the points that a search proposes, up to a number of evaluations.
 
     The initial design is evaluated; then every round fits or conditions the program, maximises the acquisition and
     evaluates the points, as :class:`Search` says. With ``path`` the record is written after every evaluation, as a

@@ -1,4 +1,4 @@
-"""What a search has evaluated, in arrays and in one file from which it goes on."""
+"""The record of a search, as arrays and as one file from which the search continues."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PARAMS = "params/"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Record:
-    """What a search has evaluated so far, what it evaluates next, and its last fit: all that it goes on from.
+    """The state of a search: evaluations so far, pending points, and the last fit.
 
     Args:
         X: inputs in the order of evaluation (N, D), in double precision.

@@ -35,7 +35,7 @@ __all__ = ["Opened", "counted", "opened", "to_arviz", "with_gaps", "without_empt
 
 
 def counted(site: Message) -> Array | None:
-    """Which entries of an observed site count, in the shape of its value; ``None`` where all do."""
+    """The mask of an observed site, in the shape of its value; ``None`` where all entries are observed."""
     shape, inner = jnp.shape(site["value"]), cast(Any, unwrap(site["fn"]))
     masks = [jnp.reshape(fn._mask, jnp.shape(fn._mask) + (1,) * fn.event_dim) for fn in masks_around(site["fn"])]
     if is_likelihood(inner) and inner.observed is not None:
@@ -81,7 +81,7 @@ def to_arviz(
     dims: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> DataTree | dict[str, DataTree]:
-    r"""A fit, or the chains of MCMC, as an ArviZ ``DataTree``.
+    r"""Convert a fit, or chains of MCMC, to an ArviZ ``DataTree``.
 
     Groups:
 
@@ -195,7 +195,7 @@ def to_arviz(
 
 
 def _warn_of_old_arviz() -> None:
-    """Say what reads the tree where an ArviZ is installed that does not."""
+    """Warn if the installed ArviZ cannot read the tree."""
     with suppress(metadata.PackageNotFoundError):
         found = metadata.version("arviz")
         if found.startswith("0."):
@@ -263,7 +263,7 @@ def opened(source: Source) -> Opened:
 
 
 class _Found(NamedTuple):
-    """What a tree is made of.
+    """The parts of a tree.
 
     Args:
         known: sites of single data.

@@ -1,6 +1,4 @@
-"""Calibration: do intervals cover what they claim, on held-out data and on data from the program itself, and do labels
-come true as often as their probabilities say?
-"""
+"""Calibration of predictive intervals, of posteriors on data simulated from the program, and of labels."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ class Coverage(NamedTuple):
 
 
 class Simulated(NamedTuple):
-    """Ranks of true values under fits to data simulated with them, by site.
+    """Ranks of the true values in posteriors fitted to data simulated from the program, by site.
 
     Raises:
         ValueError: :meth:`of` gets ranks outside of 0 to S, or fewer than five replications for each bin.
@@ -246,7 +244,7 @@ def vsbc(
     bins: int | None = None,
     **kwargs: Any,
 ) -> Simulated:
-    r"""Variational simulation-based calibration: fits to data that the program itself has made.
+    r"""Variational simulation-based calibration: fits to data simulated from the program.
 
     .. math:: \phi^i \sim p(\phi), \quad y^i \sim p(y \mid \phi^i), \quad
               \phi^{is} \sim q^i(\phi), \qquad \mathrm{rank}^i_j = \#\{s : \phi^{is}_j < \phi^i_j\}
@@ -322,7 +320,7 @@ def _symmetry(centred: np.ndarray) -> np.ndarray:
 
 
 class ClassCalibration(NamedTuple):
-    """Probabilities of labels in bins, and how often the labels came true.
+    """Binned probabilities of labels, and the frequencies of the labels.
 
     Example:
         >>> import numpy as np
@@ -360,7 +358,7 @@ class ClassCalibration(NamedTuple):
 
 
 def class_calibration(probs: ArrayLike, y: ArrayLike, *, bins: int = 10, label: int | None = None) -> ClassCalibration:
-    r"""Whether labels come true as often as their probabilities say, in bins of equal width.
+    r"""Calibration of label probabilities: frequency against probability, in bins of equal width.
 
     .. math:: \mathrm{ECE} = \sum_b \frac{N_b}{N} \Bigl| \frac{1}{N_b} \sum_{n \in b} (c_n - p_n) \Bigr|
 

@@ -1,4 +1,4 @@
-"""Several posteriors of one program side by side."""
+"""Comparison of several posteriors of one program."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-r"""Have the chains converged? R-hat and effective sizes of what the data identify, beside those of all sites.
+r"""R-hat and effective sample sizes of the quantities that the data identify, and of all sites.
 
-What the data identify of the draws of a chain, computed without random numbers.
+The identified quantities of a posterior sample are computed without random numbers.
 
 Hidden layers can be reflected, and their outputs permuted, without changing the density of the data: chains in
 different reflections disagree about inducing values and hidden values, and agree about
@@ -286,12 +286,12 @@ class Convergence:
 
     @property
     def r_hat(self) -> float:
-        """The largest R-hat of what is identified; NaN where one of these quantities never moved."""
+        """The largest R-hat of identified quantities; NaN where one of them never moved."""
         return float(self.table.r_hat[self.table.identified].max(skipna=False))
 
     @property
     def ess(self) -> float:
-        """The smallest bulk effective size of what is identified."""
+        """The smallest bulk effective sample size of identified quantities."""
         return float(self.table.ess_bulk[self.table.identified].min(skipna=False))
 
 
@@ -303,7 +303,7 @@ def convergence(
     superchains: int | Sequence[int] | None = None,
     **kwargs: Any,
 ) -> Convergence:
-    r"""R-hat and effective sample sizes of chains, of what the data identify and of every site.
+    r"""R-hat and effective sample sizes of chains, for the quantities that the data identify and for every site.
 
     Hidden layers can be reflected and their outputs permuted without changing the density of the data. Chains in
     different reflections have large R-hat at the sites of inducing values and hidden values, for ever, while they

@@ -1,4 +1,4 @@
-"""The evidence of a program from below, and with draws of a chain from above."""
+"""Stochastic lower bounds of the log evidence of a program and, given posterior samples, upper bounds."""
 
 from __future__ import annotations
 

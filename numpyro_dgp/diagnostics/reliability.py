@@ -1,9 +1,9 @@
-r"""How far a posterior can be trusted: Pareto's k of importance weights, and leave-one-out scores.
+r"""Reliability of a posterior: Pareto's k of importance weights, and leave-one-out scores.
 
-Importance weights :math:`\omega_s = p(\phi_s, y) / q(\phi_s)` of draws :math:`\phi_s \sim q` would turn q into the
-posterior. Their largest values follow a generalised Pareto distribution, and its shape :math:`\hat k` says how many
-moments they have: below 0.5 a finite variance; up to 0.7 smoothing makes estimates from them usable; above, q misses
-places where the posterior has mass, and neither q nor a correction of it is reliable.
+Importance weights :math:`\omega_s = p(\phi_s, y) / q(\phi_s)` of draws :math:`\phi_s \sim q` correct q to the
+posterior. Their largest values follow a generalised Pareto distribution, whose shape :math:`\hat k` determines how many
+moments they have. Below 0.5 their variance is finite; up to 0.7 smoothed weights are usable; above, q misses regions
+with posterior mass, and neither q nor its correction is reliable.
 
 Source: Vehtari et al. (2024); Yao et al. (2018).
 """
@@ -80,7 +80,7 @@ def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
 
 
 def khat(tree: DataTree) -> float:
-    r"""Pareto's :math:`\hat k` of a fit, for everything that all data share.
+    r"""Pareto's :math:`\hat k` of a fit, for the sites that all data share.
 
     .. math:: \omega_s = \frac{p(\phi_s)}{q(\phi_s)} \prod_n \frac1K \sum_k
                     \frac{p(y_n, w_n^{(k)} \mid \phi_s)}{q(w_n^{(k)} \mid \phi_s)}
@@ -134,7 +134,7 @@ def local_khat(
     num_globals: int = 1,
     **kwargs: Any,
 ) -> dict[str, np.ndarray]:
-    r"""Pareto's :math:`\hat k` of each datum, for its latents and hidden values w given everything shared.
+    r"""Pareto's :math:`\hat k` of each datum, for its latents and hidden values w given all shared sites.
 
     .. math:: \omega_{kn} = \frac{p(y_n, w_n^{(k)} \mid \phi)}{q(w_n^{(k)} \mid \phi)}, \qquad
               w_n^{(k)} \sim q(w_n \mid \phi), \quad \phi \sim q(\phi)

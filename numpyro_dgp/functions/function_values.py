@@ -40,7 +40,8 @@ __all__ = [
 
 
 class _Shape:
-    """What ``fn.shape`` is: a method, as of every distribution, and not the tuple of numbers that arrays have."""
+    """The method ``fn.shape()`` of a distribution, with a readable error where a program uses it as an array's
+    tuple."""
 
     def __init__(self, owner: NotAnArray) -> None:
         self.owner = owner
@@ -55,7 +56,7 @@ class _Shape:
 
 
 class NotAnArray(FieldsInOrder):
-    """A distribution that says what to do where a program computes with it: draw it, or integrate it."""
+    """A distribution that raises a readable error where a program uses it as an array: sample it or integrate it."""
 
     __repr__ = brief
 
@@ -152,8 +153,8 @@ class Values(NotAnArray):
         return self.loc
 
     def propagated(self) -> Self:
-        """The same distribution as a guide's, with ``follows_model``: q equals the model's conditional, and the two
-        cancel in a bound. Computed, their difference would be the rounding error of two large numbers."""
+        """The same distribution for a guide, with ``follows_model``: q equals the model's conditional, so the two
+        cancel exactly in a bound, without rounding."""
         found = copy.copy(self)
         found.follows_model = True
         return found
@@ -164,7 +165,7 @@ class Values(NotAnArray):
         return self.batch_shape + self.event_shape
 
     def from_white(self, white: Array) -> Array:
-        """The draw that standard normal numbers of this shape give."""
+        """The draw for given standard normal numbers of this shape."""
         raise NotImplementedError
 
     def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
@@ -244,7 +245,8 @@ class FunctionValues(Values):
         return found
 
     def marginals(self) -> FunctionValues:
-        """The values at each input on its own: these. Joint and correlated values leave their correlations out."""
+        """The marginal distribution at each input: the distribution itself here, without correlations for joint
+        values."""
         return self
 
     def mix(self, W: ArrayLike) -> MixedValues:
@@ -345,7 +347,7 @@ class MixedValues(FunctionValues):
     def log_prob_observed(
         self, y: Array, mean: Array, slope: Array, scale: ArrayLike, observed: Array | None = None
     ) -> Array:
-        r"""The log density of y under :meth:`observed`, of those columns that ``observed`` says, or of all.
+        r"""The log density of y under :meth:`observed`, for the observed columns or all.
 
         A column that is left out gets a factor :math:`N(y_p; y_p, 1)` of its own, which is taken off again.
         """
@@ -417,7 +419,7 @@ class ProcessValues(Values):
         return super().expand(batch)
 
     def residual(self, value: Array) -> Array:
-        """Values less their means, of values with the event shape: another would broadcast.
+        """Values minus their means; raises unless the event shape matches, which would broadcast.
 
         Raises:
             ValueError: another shape.

@@ -226,7 +226,7 @@ class InducedFunction(FeatureFunction):
         return of.joint(rows, noise=noise) if joint else of(rows, noise=noise)
 
     def _require_slopes(self, column: int | None) -> None:
-        """Refuse a slope if functions of the kernel have too few derivatives."""
+        """Raise if functions of the kernel have too few derivatives for a slope."""
         columns = (*self.slopes_taken, column)  # one derivative for each slope that is taken
         for kernel in (self.kernels,) if isinstance(self.kernels, Kernel) else self.kernels:
             least = min((smoothness(kernel, d) for d in columns), key=lambda found: found.derivatives)
@@ -241,7 +241,7 @@ class InducedFunction(FeatureFunction):
 
 @pytree
 class FunctionalOf(InducedFunction):
-    """A linear functional of a random function, itself a random function with the same whitened values v.
+    """A linear functional of a random function: a random function with the same whitened values v.
 
     Args:
         base: the random function, without its v.

@@ -1,6 +1,6 @@
 """``Points``: a function is represented by its values at inducing inputs.
 
-Parameters that layers open for their inducing inputs, kept apart from those of the program.
+Parameters of layers for their inducing inputs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A guide is the model's own program, run under a handler that replaces distributions.
+"""A guide runs the model under a handler that replaces the distributions of its latent sites.
 
-The handler replaces the distribution of a site at the moment when the program draws it, so that a rule has access to
-all that was computed before: the function, its inputs, the layer below. A structured posterior is therefore a rule, and
-needs no model class of its own.
+The handler replaces the distribution of a site when the program draws it, so that a rule has access to everything
+computed before: the function, its inputs, the layer below. A structured posterior is therefore a rule and needs no
+model class.
 """
 
 from __future__ import annotations
@@ -140,14 +140,14 @@ class Guide(AnyGuide):
         return values
 
     def on(self, *args: Any, **kwargs: Any) -> Guide:
-        """The guide together with the data of the fit, ``guide.on(X, y)``, for guides that need these to predict.
+        """The guide with the data of the fit, ``guide.on(X, y)``, for guides that need them to predict.
 
         Only :class:`Collapsed` needs them. The other guides predict from their parameters, and are returned unchanged.
         """
         return self
 
     def predicting(self, *plates: frozenset[str]) -> Guide:
-        """The guide for calls at new rows: sites in all these plates are left to the model, whatever a call observes.
+        """The guide for calls at new rows: sites in all of these plates are left to the model.
 
         Args:
             *plates: the names of the plates of each site that is predicted.
@@ -288,13 +288,13 @@ class Guide(AnyGuide):
 
 
 def _makes_guide(other: Any) -> bool:
-    """Whether it is no rule, but a NumPyro autoguide or what makes a guide of a program."""
+    """Whether it is a NumPyro autoguide, or a function that makes a guide, instead of a rule."""
     is_class_of_rules = isinstance(other, type) and issubclass(other, Rule)
     return callable(other) and not isinstance(other, Rule) and not is_class_of_rules
 
 
 def _require_rules(rules: Rules, sites: Mapping[str, Any]) -> None:
-    """Raise for what is no rule, and for a rule of one kind of site that is given for another kind."""
+    """Raise for arguments that are not rules, and for rules given for the wrong kind of site."""
     by_kind: dict[str, Any] = rules._asdict()
     if _makes_guide(rules.other):
         del by_kind["other"]

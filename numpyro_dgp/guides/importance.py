@@ -1,4 +1,4 @@
-r"""Several values of every latent variable in one run of a guide and its model, and their weights.
+r"""Importance weighting: several values of every latent in one run of a guide and its model, and their weights.
 
 With K values :math:`w^{(k)}` of the latents of one datum, drawn from q or the nodes of a rule with weights
 :math:`\nu_k`, and :math:`\mathcal L_n(w) = E_{q(f)} \log p(y_n \mid f(w))`, the data term of that datum is
@@ -160,7 +160,7 @@ class ReplicateLatents(Messenger):
         msg["value"] = jnp.broadcast_to(points, msg["fn"].shape())
 
     def _weigh_gradient(self, msg: Message) -> None:
-        """Draw the value in this handler, so that its gradient can be weighted and its density held fixed."""
+        """Draw the value in this handler, so that its gradient can be weighted while its density has none."""
         value = msg["fn"](rng_key=msg["kwargs"]["rng_key"])
         weight = self.weights[msg["name"]]
         weight = weight.reshape(weight.shape + (1,) * msg["fn"].event_dim)

@@ -463,9 +463,7 @@ TESTING = [
     Wrong(
         "check_kernel one row", lambda: testing.check_kernel(dgp.kernels.RBF(), X[:1]), "at least two distinct inputs"
     ),
-    Wrong(
-        "check_kernel equal rows", lambda: testing.check_kernel(dgp.kernels.RBF(), 0 * X), "shape \(30, 1\), 1 distinct"
-    ),
+    Wrong("check_kernel equal rows", lambda: testing.check_kernel(dgp.kernels.RBF(), 0 * X), "1 distinct"),
     Wrong(
         "check_kernel a batch", lambda: testing.check_kernel(dgp.kernels.RBF(), X[None]), r"inputs \(N, D\), got shape"
     ),

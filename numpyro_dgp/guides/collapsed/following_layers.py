@@ -27,14 +27,14 @@ __all__ = ["FollowedLayer", "FollowInducing", "closed_form", "followed_layers"]
 
 
 class FollowingValues(FunctionValues):
-    r"""q(h | v) given by its mean over v and, as its variance, the share r of the model's variance given v that is left
-    in :math:`\Omega`; T and q(v) are still to be optimised."""
+    r"""q(h | v) given by its mean over v and the ratio r of :math:`\Omega` to the model's conditional variance; T and
+    q(v) are optimised later."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FollowInducing(Rule):
-    r"""``GivenInducing()`` in a collapsed bound: for every value a mean, and a share :math:`r = \Omega / s^2` of the
-    process noise, or of the whole variance given v where the density of h given v is taken."""
+    r"""``GivenInducing()`` in a collapsed bound: for every value a mean, and the ratio :math:`r = \Omega / s^2` to the
+    process noise, or to the whole conditional variance where the density of h given v is used."""
 
     only_for: ClassVar[str | None] = "hidden"
 
@@ -81,7 +81,7 @@ class FollowedLayer(Rule):
 
 
 def closed_form(name: str, rule: Rule) -> Rule:
-    """``rule`` as ``Collapsed`` takes it.
+    """``rule`` in the form that ``Collapsed`` uses.
 
     Raises:
         ValueError: a rule that keeps other dependencies, weights other than the model's, or a scale of one or more.

@@ -1,9 +1,9 @@
 """The expected log density of a program with Gaussian hidden layers, as quadratics in the inducing values.
 
-Which input columns of a layer are Gaussian (hidden values or latents), and what depends on integrated values: found
-in the jaxpr of the program.
+The jaxpr of the program shows which input columns of a layer are Gaussian (hidden values or latents), and which arrays
+depend on integrated values.
 
-A Gaussian belief with one covariance for all outputs, as that of observations which all outputs have alike.
+A Gaussian belief has one covariance for all outputs where all outputs have the same observations.
 """
 
 from __future__ import annotations
@@ -340,7 +340,7 @@ def uses_of(sites: dict[str, Message], known: dict[str, Gaussian]) -> dict[str, 
 
 
 def is_dense(function: Any) -> bool:
-    """Whether closed forms may build matrices (M, M) for a random function: it is on ``dgp.Points`` or alike."""
+    """Whether closed forms may build matrices (M, M) for a random function, as on ``dgp.Points``."""
     return isinstance(function, InducedFunction) and function.dense
 
 
@@ -442,7 +442,7 @@ def at_inducing_inputs(A: Array, variances: Array, points: Any, rows: Array) -> 
 
 
 def optimal_belief(total: Quadratic, scalar: bool) -> FullBelief | SharedBelief:
-    """q(v), from the quadratic of all uses of a function: with one covariance where its outputs have one."""
+    """The optimal q(v) from the quadratic of all uses of a function, with one covariance where outputs share it."""
     loc, root = total.optimum()
     if scalar:
         return FullBelief(loc[0], root.reshape(root.shape[-2:]))
@@ -471,7 +471,7 @@ def _rows(value: Array, shape: tuple[int, ...], event_dim: int) -> Array:
 
 
 def _entry_weights(fn: Any, site: Message) -> Array:
-    """How much each entry counts (N, P), or (N, 1) and (1, 1): masks and scales of the program, missing entries."""
+    """Weights of entries (N, P), or (N, 1) and (1, 1), from masks and scales of the program and missing entries."""
     weights = _weights(site)
     if fn.observed is None:
         return weights
@@ -482,7 +482,7 @@ def _entry_weights(fn: Any, site: Message) -> Array:
 
 
 def _weights(site: Message) -> Array:
-    """How much each row counts (N, 1) or (1, 1): masks and scales of the program."""
+    """Weights of rows (N, 1) or (1, 1), from masks and scales of the program."""
     scale = site["scale"]
     weights = jnp.asarray(1.0 if scale is None else scale)
     for fn in masks_around(site["fn"]):

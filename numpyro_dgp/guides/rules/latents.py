@@ -1,6 +1,6 @@
-"""Rules for latent variables per datum: a network's Gaussian, and the optimum by quadrature.
+"""Rules for latents per datum: an amortised Gaussian, and the optimal q(w) by quadrature.
 
-Small networks whose weights are parameters of a site.
+The networks are small, and their weights are parameters of the site.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A rule for many inducing values: a covariance, or a precision, that is a diagonal and a matrix of low rank.
-
-A Gaussian over inducing values whose covariance or precision is a diagonal and a matrix of low rank.
-"""
+"""A rule for many inducing values: a Gaussian whose covariance or precision is a diagonal plus a matrix of low rank."""
 
 from __future__ import annotations
 

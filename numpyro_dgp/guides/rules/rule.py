@@ -1,7 +1,7 @@
-"""Rules. A rule is called at a latent site while the program runs, and returns its variational distribution.
+"""Rules: a rule is called at a latent site while the program runs, and returns its variational distribution.
 
 The parameters of that distribution are ``numpyro.param`` sites called ``"<site>_<prefix>_<parameter>"``, created
-inside the plates of the site, so that parameters of single data are subsampled together with the data.
+inside the plates of the site, so that parameters per datum are subsampled with the data.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def initial_scale(scale: float | None, site: SiteContext) -> float:
 
 
 def require_rows(rule: Rule, site: SiteContext, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    """Refuse parameters of an exact process at other rows, or above several values of a latent at once.
+    """Raise for parameters of an exact process at other rows, or above several values of a latent at once.
 
     Args:
         rule: the rule.
@@ -205,7 +205,7 @@ def require_rows(rule: Rule, site: SiteContext, got: tuple[int, ...], expected: 
 
 
 def warn_of_rows(name: str) -> None:
-    """Warn that values of an exact process are taken at rows that nothing shows to be those of the fit.
+    """Warn that values of an exact process are used at rows that may not be those of the fit.
 
     Args:
         name: of the site of the values.
@@ -219,7 +219,7 @@ def warn_of_rows(name: str) -> None:
 
 
 def require_site(kind: type | tuple[type, ...], rule: Rule, site: SiteContext, what: str) -> None:
-    """Refuse a site that a rule has no distribution for.
+    """Raise for a site to which a rule does not apply.
 
     Args:
         kind: classes that the model's distribution there may be of.

@@ -2,7 +2,7 @@ r"""Rules for hidden layers whose values depend on the inducing values, on each 
 
 Each works with any kernel, likelihood and minibatch. Under ``dgp.ELBO`` inducing values are still integrated out.
 
-Posteriors of hidden values that keep their dependence on the inducing values of their layer.
+**Dependence on the inducing values of the layer.**
 
 .. math:: q(h_n \mid v) = N(T_n v + t_n, \Omega_n), \qquad p(h_n \mid v, x_n) = N(m(x_n) + a_n v, c_n)
 
@@ -43,7 +43,7 @@ __all__ = ["ConditionalValues", "CorrelatedOutputs", "GivenBelow", "GivenInducin
 
 
 class ConditionalValues(FunctionValues):
-    r"""q(h | v), every number on its own.
+    r"""q(h | v), independent over entries.
 
     Args:
         loc: means (..., P) or (...,), at the mean of v where a belief about v is integrated out.
