@@ -1,8 +1,8 @@
 """Training that can be interrupted and continued: ``fit``, with the data as arguments of the model.
 
-``svi.run`` does the same steps. ``fit`` adds three things: one compiled program for any number of steps, with the data
-passed as arguments; a checkpoint from which a later call continues with bit-identical results; an error that names the
-layer when a Cholesky factorisation fails.
+``svi.run`` takes the same steps. ``fit`` adds one compiled program for any number of steps, with the data passed as
+arguments; checkpoints from which a later call continues with bit-identical results; and errors that name the layer in
+which a Cholesky factorisation fails.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def fit(
 def steps_of(
     update: Callable[..., tuple[SVIState, Array]], rebuild: Rebuild
 ) -> Callable[[SVIState, list[Array], Array], tuple[SVIState, Array]]:
-    """``count`` updates, at most a chunk, by a loop of dynamic length, as a function to compile: it is compiled once.
+    """A function of ``count`` updates, at most a chunk, as a loop of dynamic length, which is compiled once.
 
     Args:
         update: ``svi.update`` or ``svi.stable_update``.
@@ -156,7 +156,7 @@ def steps_of(
 
 
 def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Array], Rebuild]:
-    """Split the arguments of a model into arrays, for a compiled program, and a function that puts them together again.
+    """Split the arguments of a model into arrays, for a compiled program, and a function that restores them.
 
     Numbers, flags and other objects remain Python objects: a program may use them as shapes. Tables and their columns
     become arrays.

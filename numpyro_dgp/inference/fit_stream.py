@@ -1,10 +1,10 @@
-"""Training on minibatches that are read while training: data larger than memory, on one device or several.
+"""Training on minibatches read from disk during the fit: data larger than memory, on one device or several.
 
-The program and the guide need no change: ``dgp.minibatch`` tells a program for all rows how many rows there are, so
-that it can be called with a minibatch. The rows of a batch are spread over devices, every device has the parameters,
+The program and the guide need no change: ``dgp.minibatch`` passes the number of rows to a program for all rows, which
+can then be called with a minibatch. The rows of a batch are spread over devices, every device has the parameters,
 and XLA partitions the step. Random numbers do not depend on the number of devices, so neither does the result.
 
-Checks that a program counts the rows of a minibatch as often as the rows of its stream ask for.
+Checks ensure that a program scales the rows of a minibatch to the number of rows of its stream.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def require_row_counts(sites: SitesOfFit, guide: str, batch: int, rows: int) -> 
 
 
 def _require_amortised(sites: SitesOfFit, guide: str, plates: set[str]) -> None:
-    """Raise where the guide has a parameter per row of a batch, or counts a latent per row otherwise than the model."""
+    """Raise where the guide has a parameter per row of a batch, or scales a latent per row differently from the
+    model."""
     cure = (
         "its rows change from batch to batch: use an amortised rule, latent=dgp.guides.Amortised(), in one of "
         "dgp.guides, made of the same dgp.minibatch(model, ...)"
@@ -129,7 +130,7 @@ def fit_stream(
     progress_bar: bool = True,
     **kwargs: Any,
 ) -> SVIRunResult:
-    """Run ``svi`` for ``num_steps`` steps on the batches of a stream, and read the next batches in the meantime.
+    """Run ``svi`` for ``num_steps`` steps on the batches of a stream, which are read ahead.
 
     Args:
         svi: a NumPyro ``SVI`` of a program inside ``dgp.minibatch``, and of a guide for that.

@@ -1,4 +1,4 @@
-"""The handler ``minibatch``, with which a program for all rows can be called with a minibatch of them."""
+"""The handler ``minibatch``: call a program for all rows with a minibatch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["minibatch"]
 
 
 class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
-    r"""Handler that tells a program's plates that their rows are a minibatch of more.
+    r"""Handler that scales the plates of a program from a minibatch to all rows.
 
     Every site in the plate counts :math:`N / B` times, with N given here and B the size that the program gives the
     plate. For rows that are all in memory, ``numpyro.plate("data", N, subsample_size=B)`` does the same.

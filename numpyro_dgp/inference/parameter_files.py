@@ -1,6 +1,6 @@
 """Parameters of a fit in one file: ``save`` and ``load``.
 
-Files of named arrays: written as a whole or not at all, and read with one error for whatever is wrong with them.
+Files of named arrays are written completely or not at all, and damaged files raise one readable error.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def _in_containers(
 
 
 def _held(name: str, value: np.ndarray) -> Array:
-    """A parameter as an array of JAX; it would wrap whole numbers around, and make large ones infinite."""
+    """A parameter as a JAX array, with an error where integers would wrap around or large values overflow."""
     held = jax.dtypes.canonicalize_dtype(value.dtype)
     with np.errstate(over="ignore"):
         cast = value.astype(held)

@@ -1,8 +1,8 @@
-"""The base class of kernels: their algebra. A new kernel defines ``evaluate`` and ``diagonal``.
+"""The base class of kernels and their algebra. A new kernel defines ``evaluate`` and ``diagonal``.
 
-What a covariance function computes, and how it is called: checked inputs, one dtype, one compiled program.
+Covariance functions are called with checked inputs of one dtype, by one compiled program.
 
-Functions ``k(X1, X2)`` that users write, called and checked.
+Functions ``k(X1, X2)`` of users are wrapped as kernels.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = [
 
 
 def no_spectral_density(name: str) -> ValueError:
-    """What to raise for the kernel ``name``, which has none."""
+    """The error of the kernel ``name`` without a spectral density."""
     return ValueError(
         f"{name} has no spectral density: expected a stationary kernel with one "
         "(RBF, Matern12, Matern32, Matern52, SpectralMixture, or sums and positive multiples of them)"
@@ -58,7 +58,7 @@ def no_spectral_density(name: str) -> ValueError:
 
 
 def of_both(function: Callable[[Array], Array], X1: Array, X2: Array) -> tuple[Array, Array]:
-    """A function of both inputs of a kernel: of one array only once, and its results are one array too.
+    """A function of both inputs of a kernel, evaluated once where both are the same array.
 
     A kernel that maps its inputs keeps what :meth:`Covariance.gram` tells the kernels below it, that both are one.
     """
@@ -67,7 +67,8 @@ def of_both(function: Callable[[Array], Array], X1: Array, X2: Array) -> tuple[A
 
 
 class Covariance:
-    """What a kernel defines, and what it has from that; :class:`~numpyro_dgp.kernels.Kernel` adds the algebra."""
+    """The methods that a kernel defines, and those derived from them; :class:`~numpyro_dgp.kernels.Kernel` adds the
+    algebra."""
 
     # Whether all of its columns are labels, which are known exactly wherever inputs are uncertain.
     of_labels: ClassVar[bool] = False
@@ -81,7 +82,7 @@ class Covariance:
         raise NotImplementedError
 
     def check_inputs(self, X: Any) -> None:
-        """Raise a ``ValueError`` where known inputs (..., N, D) are none of the kernel's; nothing by default."""
+        """Raise a ``ValueError`` for known inputs (..., N, D) outside the domain of the kernel; nothing by default."""
 
     def features(self, key: Array, X: Array, num: int) -> Array:
         r"""``num`` random functions with covariance k, evaluated at ``X``: shape (..., N, num).
@@ -107,8 +108,8 @@ class Covariance:
         raise no_spectral_density(type(self).__name__)
 
     def series(self, X: Array, sizes: tuple[int, ...]) -> Array | None:
-        r"""Features (N, M) of a function that is a sum of known functions with independent weights N(0, 1), or an
-        infinite series of them that is cut off: their products are k(X, X). ``None`` where there is none.
+        r"""Features (N, M) of a basis expansion with independent weights N(0, 1), possibly truncated: their products
+        are k(X, X). ``None`` where there is none.
 
         Args:
             X: inputs (N, D).
@@ -300,7 +301,7 @@ class Sum(Kernel):
 
 
 def summands(kernel: Kernel) -> tuple[Kernel, ...]:
-    """The kernels that a kernel is written as a sum of, ``k1 + k2``; itself where it is none.
+    """The terms of a sum ``k1 + k2``; the kernel itself where it is not a sum.
 
     Example:
         >>> from numpyro_dgp.kernels import RBF
@@ -349,7 +350,7 @@ class Product(Kernel):
 
 
 class ColumnError(ValueError):
-    """A column of inputs with values that a kernel cannot take.
+    """The error for a column of inputs outside the domain of a kernel.
 
     Args:
         before: the message up to the name of the column.
@@ -362,7 +363,7 @@ class ColumnError(ValueError):
         super().__init__(f"{before} column {column} of its inputs{after}")
 
     def among(self, dims: tuple[int, ...]) -> ColumnError:
-        """The same error where the inputs of the kernel are the columns ``dims`` of others."""
+        """The same error for a kernel on the columns ``dims`` of wider inputs."""
         before, column, after = self.parts
         return ColumnError(before, dims[column], after)
 

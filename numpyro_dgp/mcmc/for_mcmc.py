@@ -1,6 +1,6 @@
 """Programs for MCMC: the non-centred form of hidden layers, and checks that a program can be sampled.
 
-A warning where draws of a chain are taken as the values of a layer at other rows.
+A warning where posterior samples of a layer are used as its values at other rows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 
 class rows_of_chain(Messenger):  # noqa: N801 - a handler, named like NumPyro's
-    """Handler that warns of values of layers that NumPyro's ``Predictive`` gives, for a run that observes nothing.
+    """Handler that warns where NumPyro's ``Predictive`` substitutes values of layers in a run without observations.
 
     They are those of the rows of a chain. It takes them whatever the inputs are, if there are as many.
     """
@@ -74,7 +74,7 @@ class rows_of_chain(Messenger):  # noqa: N801 - a handler, named like NumPyro's
 
 
 def _gives(handler: handlers.substitute, msg: Message) -> bool:
-    """Whether a handler is the one by which NumPyro's ``Predictive`` gives draws, and has one for a site.
+    """Whether a handler is that of NumPyro's ``Predictive`` and has a value for a site.
 
     Others, such as those of samplers and their initial values, are not asked: they may draw, or add to a density.
     """
@@ -144,8 +144,8 @@ def for_mcmc(
     collapse: Collapse = "auto",
     guide: Callable[..., Any] | None = None,
 ) -> Prepared:
-    r"""``model`` prepared for MCMC: hidden layers non-centred, ``numpyro.param`` sites fixed at given values, the last
-    layer integrated.
+    r"""Prepare ``model`` for MCMC: non-centred hidden layers, ``numpyro.param`` sites fixed at given values, the last
+    layer integrated out.
 
     ``MCMC(NUTS(model))`` runs on the bare program too. ``for_mcmc`` adds the parameterisation that mixes, and raises
     errors for programs of which NUTS would sample the wrong distribution without a warning. Nothing tells a bare
@@ -229,7 +229,7 @@ def prepared(
     noncentered: bool = True,
     collapse: Collapse = "auto",
 ) -> Prepared:
-    """:func:`for_mcmc` for a kernel that takes programs with or without it.
+    """:func:`for_mcmc`, unless the program is prepared already.
 
     Args:
         model: the program.
@@ -249,13 +249,13 @@ def prepared(
 
 
 def sampled_program(model: Callable[..., Any]) -> Callable[..., Any]:
-    """The program whose sites the draws of a chain are values of: ``model`` without integrated layers and without the
+    """The program whose sites have the posterior samples as values: ``model`` without integrated layers and without the
     coordinates of a guide."""
     return _changed(model, collapse=False, guide=None)
 
 
 def centred_program(model: Callable[..., Any]) -> Callable[..., Any]:
-    """:func:`sampled_program` with the values of layers as sample sites, of which draws of a chain are values too."""
+    """:func:`sampled_program` with the values of layers as sample sites, which posterior samples include too."""
     return _changed(model, collapse=False, guide=None, noncentered=False)
 
 
@@ -266,7 +266,7 @@ def _changed(model: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prepared:
-    """What :func:`for_mcmc` returns; its fields are the arguments."""
+    """The result of :func:`for_mcmc`; its fields are the arguments."""
 
     model: Callable[..., Any]
     params: dict[str, Array]
@@ -322,8 +322,8 @@ class Prepared:
 
 
 class _ConditionsInside(Messenger):
-    """Handler under which a condition from outside of it is an error at a site that is not sampled but computed: an
-    integrated layer, or values behind which there are standard normal numbers. NumPyro ignores it there.
+    """Handler that raises where an outer handler conditions a site that is computed instead of sampled: an integrated
+    layer, or non-centred values. NumPyro would ignore the condition.
 
     Draws of a chain, which hold these numbers too, may be conditions, and anything may be substituted, as NumPyro does.
 

@@ -1,4 +1,4 @@
-"""The latent sites of a program: which are Gaussian a priori, which cannot be sampled."""
+"""The latent sites of a program: which have Gaussian priors, and which cannot be sampled."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Gibbs sampling of programs: Gaussian blocks by elliptical slices, the rest by NUTS.
 
-Which sites of a program ``dgp.mcmc.Gibbs`` moves together, and how: defaults, and what the user says instead.
+The blocks of sites that ``dgp.mcmc.Gibbs`` moves together, and their updates: defaults, and choices of the user.
 
 The state of chains of ``dgp.mcmc.Gibbs``.
 """
@@ -167,7 +167,7 @@ Blocks: TypeAlias = Mapping[str | tuple[str, ...], Update]
 
 
 class _Run(NamedTuple):
-    """What is known of a program once a run has begun."""
+    """The analysis of a program, made when a run begins."""
 
     blocks: dict[str, PlannedBlock]
     moves: dict[str, Move]

@@ -1,4 +1,4 @@
-r"""Layers that only Gaussian likelihoods see: their inducing values integrated in closed form, and drawn afterwards.
+r"""Layers under Gaussian likelihoods only: inducing values are integrated out in closed form and drawn afterwards.
 
 The log density of such observations is quadratic in the whitened inducing values v of the layer, whose prior is
 standard normal, so that
@@ -51,7 +51,7 @@ _FACTOR = "_integrated"
 
 
 class Integrate(Messenger):
-    """Handler under which inducing values are integrated, with the likelihoods that see them.
+    """Handler that integrates inducing values out, with the likelihoods that depend on them.
 
     Args:
         layers: the sites of the inducing values.
@@ -90,8 +90,8 @@ class Integrate(Messenger):
         return self.finish
 
     def finish(self) -> None:
-        """Add the integrals to the density of the program, and draws of the inducing values to its sites. Positions at
-        which the noise is too small for an integral to be more than rounding have no density.
+        """Add the integrals to the density of the program, and draws of the inducing values to its sites. The density
+        is zero where the noise is so small that the integral is lost in rounding.
 
         The random key of a draw is made of the values of all other random sites: new at every position of a chain, and
         the same each time that the program runs at that position.
@@ -205,8 +205,8 @@ def _readings(
 
 
 def _read_by(site: Message) -> list[Array]:
-    """The arrays that the density or the value of a site is computed from, but for the values of a function that a
-    likelihood sees linearly."""
+    """The arrays that the density or the value of a site is computed from, except the values of a function on which a
+    likelihood depends linearly."""
     if site["type"] != "sample":
         return [] if site["type"] == "plate" else arrays_of(site["value"])
     fn: Any = unwrap(site["fn"])

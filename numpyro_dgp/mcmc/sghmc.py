@@ -7,13 +7,13 @@ is then unbiased for that of
 .. math:: \log p(\varphi) + \log p(v) + \sum_n E_{p(h_n \mid v)} [\log p(y_n \mid h_n, v)],
 
 which is, at a single v, the bound that guides such as ``InducingPoint`` maximise. Its exponential, normalised, is the
-optimal q(v) of that bound, and the chain draws from it without assuming a family.
+optimal q(v) of that bound; the chain samples it without assuming a family.
 
-Langevin dynamics with noisy gradients: one step, and how its mass and the noise are learned.
+**Langevin dynamics with noisy gradients**, and the adaptation of mass and noise.
 
 Coordinates :math:`\varphi` have a potential V, a mass (diagonal) and a velocity :math:`\dot\varphi`, the distance of
 one step, which is :math:`N(0, \kappa)` in equilibrium, with :math:`\kappa` the squared step size divided by the mass.
-All functions act on each coordinate on its own.
+All functions act on each coordinate separately.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-r"""Elliptical slice sampling: a move of Gaussian values that needs no gradient, no step size and no tuning.
+r"""Elliptical slice sampling: moves of values with Gaussian priors, without gradients, step sizes or tuning.
 
 The target is :math:`p(z) \propto N(z; m, C)\, L(z)`. With :math:`\nu \sim N(m, C)`, the ellipse
 :math:`z(\theta) = m + (z - m) \cos\theta + (\nu - m) \sin\theta` has points with L above a random height; one is drawn
 by shrinking a bracket of angles towards the current point, :math:`\theta = 0`. The Gaussian need not be the prior: any
-that does not depend on z will do, with L the rest of the density. The bracket may begin with less than the circle, at a
-random place around the current point: where few angles are on the slice, fewer tries find one.
+Gaussian that does not depend on z works, with L the rest of the density. The initial bracket may be less than the full
+circle, at a random place around the current point: where few angles are on the slice, fewer proposals are needed.
 
-Slice sampling of one number at a time, with a bracket that steps out and shrinks.
+Slice sampling of one coordinate at a time, with a bracket that steps out and shrinks.
 
 Source: Murray et al. (2010); Neal (2003, section 4.1) for brackets of any width; for deep GPs Sauer et al. (2023).
 """
@@ -167,7 +167,7 @@ class _LineSearch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Slice(Checked, Untuned):
-    """Slice sampling of one number after another, on the unconstrained scale: for blocks of ``dgp.mcmc.Gibbs``.
+    """Slice sampling of one coordinate at a time, on the unconstrained scale: for blocks of ``dgp.mcmc.Gibbs``.
 
     No gradient and no tuning: the bracket steps out from ``width`` to the slice and shrinks to it. For a few
     hyperparameters, and for densities without a gradient.

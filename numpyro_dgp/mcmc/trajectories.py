@@ -1,4 +1,4 @@
-"""NumPyro's NUTS as the move of one block of sites, whose target changes with the values of the others."""
+"""NumPyro's NUTS as the update of one block of sites, whose target depends on the other blocks."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""A fit to new rows that begins at a fit to others and has its layers in place of their rows.
+"""A fit to new rows that starts at an earlier fit, whose layers represent the earlier rows.
 
-Where the latents of new rows start: at the best of draws from the prior.
+Latents of new rows start at the best of several draws from the prior, parameters at the earlier fit, also of a program
+with other inducing points.
 
-Where the parameters of a program with new rows start, at a fit of the same program or of one with other inducing
-points.
-
-``StreamingBound``: the evidence lower bound of new rows, with a fit in place of the rows before them.
+``StreamingBound`` is the evidence lower bound of new rows, with the earlier fit in place of the earlier rows.
 """
 
 from __future__ import annotations
@@ -171,7 +169,7 @@ def _refuse_layers(fitted: Mapping[str, OpenLayer], got: Collection[str]) -> NoR
 
 
 class StreamingBound(ELBO):
-    r"""The bound of new rows, where what earlier rows said of a layer is the ratio of its posterior to its prior.
+    r"""The bound of new rows; the ratio of a layer's posterior to its prior replaces the likelihood of earlier rows.
 
     .. math:: \mathcal L = E_q[\log p(y_\mathrm{new} \mid f)] - \sum_\ell \mathrm{KL}[q(v^\ell) \,\|\, p(v^\ell)]
               + \lambda \sum_\ell E_q\Bigl[\log \frac{q_\mathrm{old}(u^\ell)}{p_\mathrm{old}(u^\ell)}\Bigr], \qquad
@@ -202,7 +200,7 @@ class StreamingBound(ELBO):
 
 @dataclasses.dataclass(frozen=True)
 class Continued:
-    """How a fit goes on.
+    """The settings of a continued fit.
 
     Args:
         num_steps: steps of the optimiser.

@@ -1,4 +1,4 @@
-"""The layers of a fitted program with their posteriors: what is left of the data of a fit."""
+"""The layers of a fitted program with their posteriors, which represent the data of the fit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["FittedLayer", "OpenLayer", "fitted_layers", "functions_of", "open_la
 
 
 class OpenLayer(NamedTuple):
-    """A layer of a program as a run of its guide and model opens it.
+    """A layer in a run of guide and model.
 
     Args:
         function: its random function, with q(v) integrated where there is a ``belief``.

@@ -1,4 +1,4 @@
-"""``update``: a fitted program goes on with new rows, and forgets those of the fit."""
+"""``update``: continue a fitted program with new rows, without the rows of the fit."""
 
 from __future__ import annotations
 
