@@ -1,4 +1,4 @@
-"""What a random function is called with, inputs and process noise, and its mean function there; checked."""
+"""Checks of inputs and process noise of a random function, and its mean function."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def checked_inputs(x: ArrayLike, dims: int | None, noise: ArrayLike | None) -> A
 
 
 def require_noise(noise: ArrayLike | None, outputs: int | None, batch: tuple[int, ...] = ()) -> None:
-    """Refuse process noise that is not a number, one per output or, for values that are not joint, per row.
+    """Raise unless process noise is a number, one per output or, for values that are not joint, one per row.
 
     Args:
         noise: standard deviation.

@@ -1,6 +1,5 @@
-"""Functions of groups: one random function for each group of rows, opened in a plate of groups.
-
-A belief about inducing values that fall into independent blocks, one for every group of rows.
+"""Functions of groups: one random function per group of rows, opened in a plate of groups. q(v) then has one
+independent block per group.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def open_in_plate(
 
 @pytree
 class GroupedFunction(InducedFunction):
-    r"""Independent functions of L groups, :math:`f(x, g) = f_g(x)`; ``dgp.gp`` makes it in a plate of groups.
+    r"""Independent functions of L groups, :math:`f(x, g) = f_g(x)`; made by ``dgp.gp`` in a plate of groups.
 
     It is called on inputs whose last column is the label of the group, 0 to L - 1. A row depends on the M whitened
     values of its group only: with :math:`L_g L_g^\top = k_g(Z_g, Z_g)`,
@@ -167,7 +166,7 @@ class GroupedFunction(InducedFunction):
         return einsum("nij,nj->ni", whiten[labels], cross.astype(whiten.dtype)), labels  # a_n = L_g^-1 k_g(Z_g, x_n)
 
     def features(self, rows: Array) -> Array:
-        """A (N, L M), of which the values of other groups have none."""
+        """A (N, L M), zero at the values of other groups."""
         return in_block(*self.blocks(rows), self.groups)
 
     def prior_variance(self, rows: Array) -> Array:

@@ -1,8 +1,7 @@
 """Distributions of function values with their correlations between inputs, which ``f.joint(x)`` returns.
 
-Values that v determines: deterministic given the function, and uncertain only through a belief about it.
-
-Those of a projection, and those of a function that is a finite sum of known functions, without process noise.
+Some values are deterministic given v, and uncertain only through q(v): those of a projection, and those of a basis
+expansion without process noise.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ class JointValues(ProcessValues):
 
 
 class KnownValues(JointValues):
-    """Joint values of one draw of a function: deterministic but for process noise."""
+    """Joint values of one draw of a function: deterministic except for process noise."""
 
     def from_white(self, white: Array) -> Array:
         return self.marginals().from_white(white)
@@ -216,12 +215,12 @@ class DeterminedJoint(_AtLoc, JointValues):
 
 
 def is_determined(fn: Any) -> bool:
-    """Whether v determines the values, so that they have no density."""
+    """Whether the values are deterministic given v, so that they have no density."""
     return isinstance(fn, _AtLoc)
 
 
 def require_following(name: str, values: Any, q: Any) -> None:
-    """Raise if a guide gives a distribution of their own to values that v determines: they have no density.
+    """Raise if a guide has a distribution for values that are deterministic given v: they have no density.
 
     Args:
         name: of the site.

@@ -346,7 +346,7 @@ def layers(
 
 
 def _mean(inputs: np.ndarray, width: int, labels: list[int]) -> Mean:
-    """The mean function of an inner layer, which does not see the columns of labels."""
+    """The mean function of an inner layer, which ignores the columns of labels."""
     if not labels:
         return pca(inputs, width)
     numbers = np.delete(np.arange(inputs.shape[1]), labels)
@@ -359,7 +359,7 @@ def _mean(inputs: np.ndarray, width: int, labels: list[int]) -> Mean:
 
 
 def mixing(coordinates: ArrayLike, kernel: Kernel | Callable[[Array, Array], Array], functions: int) -> np.ndarray:
-    r"""Initial weights for ``f(x).mix`` when the outputs have coordinates, such as pixels: neighbours are correlated.
+    r"""Initial weights for ``f(x).mix`` when outputs have coordinates, such as pixels, and neighbours are correlated.
 
     The columns of W are the first Q eigenvectors of the covariance that the kernel gives the places of the outputs,
     largest first, each times the root of its eigenvalue. So :math:`W W^\top` is the best approximation of that

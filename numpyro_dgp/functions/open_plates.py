@@ -1,4 +1,4 @@
-"""Checks of a distribution against the plates that are open where it is made."""
+"""Checks of a distribution against the plates around it."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def whiten_columns(whiten: Array, values: Array) -> Array:
 
 @pytree
 class SparseFunction(InducedFunction):
-    """A function represented by whitened values at inducing inputs; ``dgp.gp`` makes it.
+    """A function represented by whitened values at inducing inputs; made by ``dgp.gp``.
 
     Args:
         kernels: one kernel, or one per output.

@@ -147,7 +147,7 @@ class PointsAndSlopes(Checked):
 
 @pytree
 class SlopedFunction(InducedFunction):
-    """A function represented by whitened values and slopes at inducing inputs; ``dgp.gp`` makes it.
+    """A function represented by whitened values and slopes at inducing inputs; made by ``dgp.gp``.
 
     Args:
         kernels: one kernel, or one per output.

@@ -32,7 +32,7 @@ __all__ = ["Projection", "projection"]
 
 @pytree
 class Projection:
-    r"""A random linear function; ``dgp.projection`` makes it.
+    r"""A random linear function; made by ``dgp.projection``.
 
     Args:
         scale: prior standard deviations :math:`\sigma` of the entries, per input column (D,).

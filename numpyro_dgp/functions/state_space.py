@@ -1,6 +1,4 @@
-r"""``StateSpace`` beside ``Points``: a function of one column is represented by its Markov states at given times.
-
-Functions of one column that are represented by their Markov states at given times; ``dgp.StateSpace`` makes them.
+r"""``StateSpace``: a function of one column is represented by its Markov states at given times.
 
 The whitened values are the shocks between these times, :math:`s_1 = F_1 v_1` and :math:`s_j = \Phi_j s_{j-1} + F_j v_j`
 with :math:`F_j F_j^\top = Q_j`. A value between :math:`t_i` and :math:`t_{i+1}` depends on the state at the former and
@@ -12,9 +10,7 @@ on the next shock only,
 
 in which :math:`Q = P_\infty` before the first time and :math:`a = 0` after the last.
 
-Exact regression on a series with times of any spacing in O(N): ``StateSpaceNormal``.
-
-Times of a series: checked, in order, and the time that passes between them.
+``StateSpaceNormal`` is exact regression on a series with times of any spacing in O(N).
 """
 
 from __future__ import annotations
@@ -63,7 +59,7 @@ class _Place(NamedTuple):
 
 @pytree
 class States:
-    """The states of one kernel at given times, and the shocks that they are made of.
+    """The states of one kernel at given times, and their shocks.
 
     Args:
         form: of the kernel.
@@ -127,7 +123,7 @@ class States:
 
 @pytree
 class StateFunction(InducedFunction):
-    """A function represented by whitened Markov states at given times; ``dgp.gp`` makes it.
+    """A function represented by whitened Markov states at given times; made by ``dgp.gp``.
 
     Args:
         kernels: one kernel, or one per output.
@@ -176,7 +172,8 @@ class StateFunction(InducedFunction):
         return self._open(rows, [s.place(rows[:, 0]) for s in self.states])
 
     def _open(self, rows: Array, places: list[_Place]) -> Array:
-        """The variance that is left, from the states around an input, with what the states lack of the kernel's."""
+        """The conditional variance given the states around an input, with the variance that the states lack of the
+        kernel's."""
         prior = self.prior_variance(rows)
         forms = [s.form for s in self.states]
         # h' P h, the variance of the states: less than k(x, x) where waves of a kernel are left out.

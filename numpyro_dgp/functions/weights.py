@@ -1,6 +1,6 @@
-r"""Weights: what is known of a layer's whitened values v, with :math:`u = L v`, :math:`k(Z, Z) = L L^\top`.
+r"""Weights: the value at the site of a layer's whitened values v, with :math:`u = L v`, :math:`k(Z, Z) = L L^\top`.
 
-The value at a layer's sample site is one of three things. A layer reads all of them as :class:`Weights`:
+The value at a layer's sample site has one of three types, with the common interface :class:`Weights`:
 
 - an array, one draw of v: :class:`KnownWeights`;
 - a Gaussian :math:`q(v)`, a :class:`Belief`, which the layer integrates out (inside ``dgp.ELBO``);
@@ -45,7 +45,7 @@ __all__ = [
 
 
 class StandardNormal(FieldsInOrder):
-    """Independent N(0, 1) numbers in a dtype of their own, whatever the global x64 flag says.
+    """Independent N(0, 1) numbers in a given dtype, independent of the global x64 flag.
 
     Args:
         event_shape: of one draw.
@@ -107,7 +107,7 @@ class InducingPrior(StandardNormal):
 
 
 class Weights(Protocol):
-    r"""What a layer asks of the value at its site: the mean m and the covariance :math:`\Sigma` of v.
+    r"""The interface of the value at a layer's site: the mean m and the covariance :math:`\Sigma` of v.
 
     At inputs with the features A, the function has the mean :math:`A m`, and v adds :math:`A \Sigma A^\top` to its
     covariance. Known values add nothing: what they would add is ``None``.
@@ -334,7 +334,8 @@ class DiagonalBelief(Belief):
 
 
 class BlockBelief(Belief):
-    r"""A belief about L blocks of M values each, as one about L M values: :math:`q(v) = \prod_{pg} q(v_{pg})`.
+    r"""A Gaussian over L independent blocks of M values each, as one over L M values: :math:`q(v) = \prod_{pg}
+    q(v_{pg})`.
 
     Args:
         blocks: the belief about the blocks, event shape (P L, M).

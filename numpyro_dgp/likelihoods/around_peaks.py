@@ -44,7 +44,7 @@ class _Direction(NamedTuple):
 
 
 class Peaks(NamedTuple):
-    """A predictive density, integrated where the integrand is over some columns of v, given the others.
+    """A predictive density, integrated by adaptive quadrature over some columns of v, given the others.
 
     Args:
         columns: of each direction, and of what is in closed form; none where every number of y has its own number.
@@ -61,7 +61,7 @@ class Peaks(NamedTuple):
 def around_peaks(
     conditional: Callable[[Array], dist.Distribution], reading: Reading, given: Given | None = None
 ) -> Peaks | None:
-    """How a density is integrated where the integrand is; ``None`` where it is not.
+    """The adaptive quadrature of a density; ``None`` where it does not apply.
 
     Args:
         conditional: from all columns of v to the distribution of y.
@@ -133,7 +133,7 @@ def _directions(parts: Sequence[Part], grid: ProductGrid, given: Given | None) -
 
 
 def _offsets(d: Any, y: Array) -> Array:
-    """What parameters of a distribution are less than y (Q, ...): where one is zero, there may be a peak of it."""
+    """Parameters of a distribution minus y (Q, ...): its density may have a peak where one is zero."""
     shape = d.batch_shape
     while isinstance(d, dist.TransformedDistribution):
         for transform in reversed(d.transforms):

@@ -133,7 +133,7 @@ class Reading(NamedTuple):
 
     @property
     def family(self) -> str:
-        """The name of the distribution of one number of y, as a program writes it."""
+        """The name of the distribution of one entry of y, as written in a program."""
         return type(elementwise(self.example)).__name__.removesuffix("Logits").removesuffix("Probs")
 
 
@@ -146,7 +146,7 @@ def _refuse_site(msg: dict[str, Any]) -> NoReturn:
 
 
 def elementwise(d: dist.Distribution) -> dist.Distribution:
-    """``d`` without ``to_event``: one distribution per number."""
+    """``d`` without ``to_event``: one distribution per entry."""
     while is_family(d, dist.Independent):
         d = d.base_dist  # type: ignore[attr-defined]
     return d
@@ -262,7 +262,7 @@ def _require_ranges(
     numbers: dist.Distribution,
     kinds: Mapping[str, Dependence],
 ) -> None:
-    """Raise where a parameter that has a range, such as a probability, is v itself or a v + b, which are any number."""
+    """Raise where a constrained parameter, such as a probability, is v itself or a v + b, which are unconstrained."""
     for name, constraint in numbers.arg_constraints.items():
         itself = getattr(numbers, name, None) is v and not _is_any_number(constraint)
         if itself or (kinds.get(name) is Dependence.AFFINE and _leaves(conditional, values, v, name, constraint)):
@@ -303,7 +303,7 @@ def _part(
     event_dim: int,
     numbers: dist.Distribution,
 ) -> tuple[Part, str | None]:
-    """How a conditional depends on the values of one function, and why it may see several of its numbers."""
+    """How a conditional depends on the values of one function, and the reason where it may combine several of them."""
     v = values[f]
     columns = v.shape[-1] if event_dim else 1
     alone = event_dim and columns == 1 and len(values) > 1 and numbers.batch_shape[:-1] == v.shape[:-1]
@@ -346,7 +346,7 @@ def _of_shapes(d: dist.Distribution, shape: tuple[int, ...], event_dim: int) -> 
 def choose_rule(
     reading: Reading, integrate: GaussHermite | MonteCarlo | None, *, exact: bool
 ) -> GaussHermite | MonteCarlo | ProductGrid:
-    """The rule for expectations without a closed form. Warns where it falls back on random draws unasked.
+    """The rule for expectations without a closed form. Warns where it falls back on Monte Carlo.
 
     Args:
         reading: of the conditional.
@@ -383,7 +383,7 @@ def choose_rule(
 
 
 def with_key(rule: GaussHermite | MonteCarlo) -> GaussHermite | MonteCarlo:
-    """``rule``, draws with a key of the program's; outside of a program, or if it has no seed, as they are."""
+    """``rule``, with a key of the program for Monte Carlo; unchanged outside of a program or without a seed."""
     if not isinstance(rule, MonteCarlo) or rule.key is not None:
         return rule
     with each_message():  # a handler that does nothing: without any handler NumPyro warns that there is no seed

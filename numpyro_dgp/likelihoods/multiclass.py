@@ -1,6 +1,5 @@
-"""Robust-max classification, a conditional for ``Likelihood`` with an expectation of its own.
-
-The softmax of many classes under a bound that looks at classes two by two, or at a part of them.
+"""Conditionals for classification: robust-max, with its own expectation, and one-vs-each, a bound on the softmax by
+pairs of classes or a subset of them.
 """
 
 from __future__ import annotations

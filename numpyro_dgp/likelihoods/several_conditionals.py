@@ -100,7 +100,7 @@ def given_others(
     split: Split,
     v: Array,
 ) -> Given | None:
-    """What is in closed form of a conditional of several functions; ``None`` if nothing is.
+    """The closed forms of a conditional of several functions; ``None`` if there are none.
 
     Args:
         conditional: from the values of each function to a distribution without ``to_event``.
@@ -156,7 +156,7 @@ def given_others(
 
 
 def _affine_together(conditional: Callable[..., Any], seen: Sequence[Part], values: Sequence[Array]) -> tuple[int, ...]:
-    """The functions that the mean depends on, if it is affine in all of them together, number by number."""
+    """The functions that the mean depends on, if it is jointly affine in them, entry by entry."""
     means = tuple(f for f, part in enumerate(seen) if part.kinds.get("loc") is not Dependence.CONSTANT)
     if any(not seen[f].own or seen[f].kinds["loc"] is not Dependence.AFFINE for f in means):
         return ()
@@ -171,7 +171,7 @@ def _affine_together(conditional: Callable[..., Any], seen: Sequence[Part], valu
 
 
 def _only(seen: Sequence[Part], name: str, wanted: Dependence) -> int | None:
-    """The function that a parameter depends on, in the way that is wanted, where it depends on no other one."""
+    """The function that a parameter depends on, in the given way, if it is the only one."""
     found = [part.kinds.get(name) for part in seen]
     others = [f for f, kind in enumerate(found) if kind is not Dependence.CONSTANT]
     return others[0] if len(others) == 1 and found[others[0]] is wanted else None

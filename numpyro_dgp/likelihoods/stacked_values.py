@@ -33,7 +33,7 @@ __all__ = ["CorrelatedValues", "SeveralValues", "Split", "correlated", "of_colum
 
 
 class Split:
-    """Where the values of each function are among the columns of all of them.
+    """The columns of each function among those of all functions.
 
     Args:
         outputs: of each function, ``None`` for a scalar one.
@@ -138,7 +138,7 @@ Entries = dict[tuple[int, int], Array]
 
 
 class CorrelatedValues(SeveralValues):
-    r"""Values of several functions, some at several inputs, as the independent c.
+    r"""Values of several functions, some at several inputs, written in the independent innovations c.
 
     Args:
         values: of each function at each input, their own means and variances.
@@ -162,7 +162,7 @@ class CorrelatedValues(SeveralValues):
         return frozenset(i for i, _ in self.weights)
 
     def marginals(self) -> SeveralValues:
-        """The values themselves, each on its own."""
+        """The marginal distributions of the values."""
         return SeveralValues(self.values)
 
     def of_innovations(self, conditional: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,7 +185,7 @@ class CorrelatedValues(SeveralValues):
 
 
 def correlated(several: SeveralValues) -> SeveralValues:
-    """The same values with the correlations of those that are of one function, or of slopes and sums of it.
+    """The same values with the correlations between values, slopes and sums of one function.
 
     Args:
         several: values of functions at the same rows.
@@ -213,7 +213,7 @@ def _of_one_function(parts: Sequence[FunctionValues]) -> list[list[int]]:
 
 
 def _require_other_inputs(parts: Sequence[FunctionValues]) -> None:
-    """Refuse inputs that are known to be equal, of one function."""
+    """Raise for equal known inputs of one function."""
     for part, other in itertools.combinations(parts, 2):
         a, b = part.inputs, other.inputs
         if part.function is other.function and (a is b or (is_concrete(a, b) and np.array_equal(a, b))):

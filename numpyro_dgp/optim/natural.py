@@ -1,6 +1,6 @@
 r"""Natural gradients for Gaussian posteriors, together with any optax optimiser for the other parameters.
 
-Seven ways to write a Gaussian as a pair of arrays, and the natural gradient in each.
+There are seven coordinate systems of a Gaussian, with the natural gradient in each.
 
 A Gaussian :math:`N(m, \Sigma)` over n numbers, in batches of any shape, as a pair of arrays (..., n) and (..., n, n):
 
@@ -14,10 +14,8 @@ A Gaussian :math:`N(m, \Sigma)` over n numbers, in batches of any shape, as a pa
 ``"expectation"``     :math:`m,\; \Sigma + m m^\top`
 ====================  =======================================================  =====================================
 
-With ``diagonal=True`` both arrays have one shape, every number is a Gaussian of its own, and the same formulas hold
-number by number.
-
-Which posteriors of a guide are Gaussian, and under which names it has their parameters, its records say.
+With ``diagonal=True`` both arrays have one shape, entries are independent Gaussians, and the formulas hold elementwise.
+The records of a guide name its Gaussian posteriors and their parameters.
 
 Source: Salimbeni (2020), chapter 3.
 """
@@ -333,7 +331,7 @@ def _require_step_size(schedule: Schedule, step: int) -> None:
 
 
 def log_linear(initial: float, final: float, steps: int) -> optax.Schedule:
-    r"""A ramp of step sizes, which changes by the same factor in every step.
+    r"""A schedule of step sizes that changes by the same factor in every step.
 
     .. math:: \gamma_i = \mathrm{initial}\, (\mathrm{final} / \mathrm{initial})^{\min(i / \mathrm{steps},\, 1)}
 
