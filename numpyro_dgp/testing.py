@@ -1,7 +1,6 @@
-"""Conformance checks to run on your own kernels, likelihoods and guides, in your own test suite; a program to try
-them with.
+"""Conformance checks for your own kernels, likelihoods and guides, and a small program to try them with.
 
-A check raises an ``AssertionError`` that says which property does not hold.
+A check raises an ``AssertionError`` that names the property that fails.
 """
 
 from __future__ import annotations

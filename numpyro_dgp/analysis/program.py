@@ -353,7 +353,7 @@ def require_sound(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     A program that needs the values of its arguments is not checked, and has no result.
 
     Raises:
-        ValueError: as :func:`inspect_program`, but for programs that need the values of their arguments.
+        ValueError: as :func:`inspect_program`, except for programs that need the values of their arguments.
     """
     return with_traceable(lambda args, kwargs: inspect_program(model, args, kwargs), args, kwargs)
 

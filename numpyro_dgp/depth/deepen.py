@@ -408,7 +408,7 @@ class DeeperStart(NamedTuple):
     fitted: float
     """The bound of the fitted program."""
     bound: float
-    """The bound of the deeper program at ``params``, but for ``densities``."""
+    """The bound of the deeper program at ``params``, without ``densities``."""
     error: float
     """Standard error of the difference of the two."""
     densities: float

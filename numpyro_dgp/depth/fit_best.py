@@ -203,14 +203,14 @@ def fit_best(
     by one run predict by further, short ones too (``num_runs``): each may find another hidden layer that explains the
     data.
 
-    By default the weights are those of stacking. The density of a row given the others, all that is sampled integrated,
-    is :math:`(E_u [p(y_{-n} \mid u) / p(y \mid u)])^{-1}` over the draws u of a run: two integrals of the last layer
-    for each, and no other fit. A program has a weight only if it predicts rows better than the shallowest one, by
-    ``least_gain`` standard errors; unless the data speak for depth, predictions are those of a Gaussian process.
+    By default the weights are those of stacking. The leave-one-out density of a row is :math:`(E_u [p(y_{-n} \mid u) /
+    p(y \mid u)])^{-1}` over the draws u of a run: two integrals over the last layer for each row, without refits. A
+    program has a weight only if it predicts rows better than the shallowest one by ``least_gain`` standard errors;
+    without evidence for depth, predictions are those of a Gaussian process.
 
-    With ``weigh="evidence"`` they are the posterior probabilities of the depths. The evidence is estimated without
-    bias, but for what comes of temperatures that are chosen on the way; with too few draws its logarithm is mostly too
-    low, of deeper programs more than of one layer. Before the data each further layer has the odds :math:`\rho`.
+    With ``weigh="evidence"`` they are the posterior probabilities of the depths. The estimate of the evidence is
+    unbiased, except for the adaptive choice of temperatures; with too few draws its logarithm is mostly too low, for
+    deeper programs more than for one layer. Each further layer has the prior odds :math:`\rho`.
     Programs have no weight that have less than ``least_odds`` of the probability of the most probable one, or are less
     probable than a shallower one (the two rules of Occam's window).
 
@@ -261,11 +261,11 @@ def fit_best(
             run may not be in the other: where the programs' evidence matters, see that it stays with another key.
         num_sweeps: of each of the ``num_draws / num_sweeps`` chains at each temperature. The point after each sweep
             counts, so that more make longer and fewer chains, at the same cost.
-        num_runs: R, of Monte Carlo, of each program that has a weight by the first. Half of the draws that it predicts
-            by are of the other R - 1, which have ``num_draws / R`` points each and count alike. Draws of one run all
-            descend from a few, and may all have one hidden layer of several that explain the data. Evidence, weights,
-            and where ``previous`` goes on, are those of the first. 1 for it alone, in little more than half of the
-            time, and in a search: the others begin at the prior, and may miss what was found in rounds before.
+        num_runs: R, the number of Monte Carlo runs of each program with a weight. Half of the draws for predictions
+            come from the other R - 1 runs, with ``num_draws / R`` points each and equal weights: draws of one run
+            descend from few points and may all have the same one of several hidden layers that explain the data.
+            Evidence, weights and the start of ``previous`` are those of the first run. Use 1 for about half the time,
+            and in a search, where the other runs start at the prior and may miss what earlier rounds have found.
         previous: what ``fit_best`` returned for these depths, before the last rows were added.
 
     Returns:
@@ -276,8 +276,8 @@ def fit_best(
         ValueError: a family that does not give programs or takes no columns, depths that do not ascend, another way to
             weigh or to predict by one layer, odds that are not positive or leave out all, a gain that is negative,
             fewer rows than folds, data that are not finite numbers, observations that do not have the rows of the
-            inputs, other arguments that have them beside folds; a program with ``numpyro.param`` sites; a previous fit
-            of other depths or programs, or one beside folds.
+            inputs, other arguments with these rows together with folds; a program with ``numpyro.param`` sites; a
+            previous fit of other depths or programs, or together with folds.
 
     Example:
         >>> import jax, numpyro

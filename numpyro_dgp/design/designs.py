@@ -33,7 +33,7 @@ def latin_hypercube(bounds: ArrayLike | Box, num: int, key: Array) -> np.ndarray
         Points (N, D) in double precision.
 
     Raises:
-        ValueError: bounds as :class:`Box`; a number of points that is not positive, or a key that is none.
+        ValueError: bounds as :class:`Box`; a number of points that is not positive, or an invalid key.
 
     Example:
         >>> import jax
@@ -66,7 +66,7 @@ def sobol(bounds: ArrayLike | Box, num: int, key: Array) -> np.ndarray:
         Points (N, D) in double precision.
 
     Raises:
-        ValueError: bounds as :class:`Box`; a number of points that is not positive, or a key that is none.
+        ValueError: bounds as :class:`Box`; a number of points that is not positive, or an invalid key.
 
     Example:
         >>> import jax
@@ -103,7 +103,7 @@ def maximin(bounds: ArrayLike | Box, num: int, key: Array, *, num_exchanges: int
         Points (N, D) in double precision.
 
     Raises:
-        ValueError: bounds as :class:`Box`; numbers that are not positive, or a key that is none.
+        ValueError: bounds as :class:`Box`; numbers that are not positive, or an invalid key.
 
     Example:
         >>> import jax
@@ -143,7 +143,7 @@ def additions(bounds: ArrayLike | Box, existing: ArrayLike, num: int, key: Array
 
     Raises:
         ValueError: bounds as :class:`Box`; existing points of another shape or outside the bounds; a number of points
-            that is not positive, or a key that is none.
+            that is not positive, or an invalid key.
 
     Example:
         >>> import jax

@@ -1,4 +1,4 @@
-"""Programs of any number of layers for the runs of a simulator, with priors in the units of the runs."""
+"""Programs of any depth for the runs of a simulator, with priors in the units of the runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The space of inputs that designs and searches share: bounds, columns of whole numbers, columns of labels."""
+"""The input space of designs and searches: bounds, integer columns and label columns."""
 
 from __future__ import annotations
 

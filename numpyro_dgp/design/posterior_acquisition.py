@@ -1,4 +1,4 @@
-"""What acquisitions of a posterior share: a fixed key, joint moments at the points asked for, draws."""
+"""The base class of acquisitions of a posterior: a fixed key, joint moments at points, and draws."""
 
 from __future__ import annotations
 

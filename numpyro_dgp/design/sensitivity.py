@@ -1,10 +1,6 @@
-r"""Sobol' indices: how much of the variance of a function comes from each of its inputs.
-
-Main effects: the mean of a function over all its inputs but one, as a curve over that one.
-
-Numbers that are integrals of a function, for every draw of the function and every randomisation of the points.
-
-Distributions of the inputs of a simulator: independent columns, and points that cover them evenly.
+r"""Sensitivity analysis: Sobol' indices, the share of the variance of a function due to each input, and main effects,
+the mean over all other inputs. Both are integrals over independent input distributions, computed with randomised Sobol
+points for every draw of the function.
 """
 
 from __future__ import annotations
@@ -464,7 +460,7 @@ def main_effects(
         Names, values of the columns (D, G), and :class:`Integrals` with arrays (R, S, D, G), in units of f.
 
     Raises:
-        ValueError: as :func:`sobol_indices`, but for constant functions, which have flat curves.
+        ValueError: as :func:`sobol_indices`, except for constant functions, which have flat curves.
 
     Example:
         >>> import jax

@@ -1,7 +1,4 @@
-"""Thompson sampling: a draw of the whole function says where it is best.
-
-Draws of whole functions at given rows, in blocks of rows, from a posterior or from any function of rows.
-"""
+"""Thompson sampling: maximise a posterior draw of the whole function."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def compare(
 
 
 def _require_arguments(model: Any, guides: Any, data: Any, test: Any, mcmc: Any, level: Any) -> Posterior | None:
-    """Raise for arguments that are none; the posterior of the chains, if there are some."""
+    """Raise for invalid arguments; returns the posterior of the chains, if given."""
     expect(callable(model), "a program, a function", type(model).__name__)
     same = test is None or (isinstance(test, tuple) and isinstance(data, tuple) and len(test) == len(data))
     expect(

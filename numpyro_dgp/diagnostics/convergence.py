@@ -312,7 +312,7 @@ def convergence(
     - hyperparameters, the sites that all data share and that belong to no layer, on the unconstrained scale;
     - the function under every observed site: at the data, given the hidden values of the draw; and at the inputs
       ``test``, :math:`E[f(\bar h) \mid v]` with every hidden layer at its mean given its inducing values and the layer
-      below. Both have no random numbers beside those of the chain; hidden values and latents that a chain does not
+      below. Both have no random numbers except those of the chain; hidden values and latents that a chain does not
       have, as under :class:`SGHMC`, are at their means;
     - the log density of the data given a draw.
 

@@ -33,7 +33,7 @@ DataArray: TypeAlias = Any
 _LEAST = 25
 MANY_UNRELIABLE = 0.1
 """If more than this share of the data have unreliable weights, a leave-one-out score is."""
-# Log weights that are closer than this, in nats, may be equal but for rounding; others are not, however large they are.
+# Log weights that are closer than this, in nats, may be equal up to rounding; others are not, however large they are.
 _ROUNDING = 0.1
 
 
@@ -44,7 +44,7 @@ def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
         log_weights: logarithms of importance weights (S, ...), S at least 25.
 
     Returns:
-        One number for every column (...); minus infinity where all weights are equal but for rounding.
+        One number for every column (...); minus infinity where all weights are equal up to rounding.
 
     Raises:
         ValueError: too few weights, NaN or positive infinity, or no finite weight.

@@ -62,7 +62,7 @@ class Harmonics(Checked):
 
     .. math:: \operatorname{var}[f(x) \mid v] = r(x)^2 \Bigl( \kappa(0) - \sum_{l\ \mathrm{kept}} a_l \Bigr),
 
-    the same everywhere but for the factor r: harmonics say nothing of one place more than of another. There are many of
+    the same everywhere except for the factor r: harmonics resolve all places equally. There are many of
     them in many dimensions; :meth:`around` keeps the degrees that say most.
 
     Args:

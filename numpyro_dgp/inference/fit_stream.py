@@ -216,7 +216,7 @@ def fit_stream(
 
 
 def _arguments(stream: BatchSource, first: tuple[np.ndarray, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What the result depends on beside the program, by name: the batch of step 0 stands for the stream."""
+    """What the result depends on in addition to the program, by name; the batch of step 0 stands for the stream."""
     arguments: dict[str, Any] = {"the number of rows of the stream": stream.num_rows}
     arguments |= {f"array {i + 1} of batch 0": array for i, array in enumerate(first)}
     return arguments | {f"argument {name!r}": value for name, value in kwargs.items()}

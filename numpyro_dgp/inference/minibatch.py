@@ -19,15 +19,15 @@ __all__ = ["minibatch"]
 class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
     r"""Handler that scales the plates of a program from a minibatch to all rows.
 
-    Every site in the plate counts :math:`N / B` times, with N given here and B the size that the program gives the
-    plate. For rows that are all in memory, ``numpyro.plate("data", N, subsample_size=B)`` does the same.
+    Every site in the plate is scaled by :math:`N / B`, with N given here and B the size of the plate in the program.
+    For rows that are all in memory, ``numpyro.plate("data", N, subsample_size=B)`` does the same.
 
     Args:
         fn: the program.
         **rows: N of every plate concerned, by name.
 
     Raises:
-        ValueError: no program, no rows, or numbers of rows that are none; when a program runs: it has no such plate,
+        ValueError: not a program, no rows, or invalid numbers of rows; when a program runs: it has no such plate,
             the plate subsamples itself, is in another such handler or has more rows than N, or a guide keeps
             parameters per row in it.
 

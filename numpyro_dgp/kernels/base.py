@@ -121,7 +121,7 @@ class Covariance:
         """The kernel of one input column as a linear stochastic differential equation.
 
         Args:
-            order: waves that a ``Periodic`` kernel is made of, beside a constant.
+            order: number of waves of a ``Periodic`` kernel, in addition to a constant.
         """
         raise no_state_space(type(self).__name__)
 
@@ -231,7 +231,7 @@ class Kernel(Checked, Covariance):
     ``state_space(order)``       long series: layers on ``dgp.StateSpace``, exact regression by
                                  ``dgp.functions.StateSpaceNormal``
     ``tilts(dims)``              psi statistics in closed form: collapsed bounds and guides without nodes
-    ``check_inputs(X)``          an error where known inputs are none of the kernel's, such as labels out of range
+    ``check_inputs(X)``          an error for known inputs outside the kernel's domain, such as labels out of range
     ============================ ========================================================================
 
     Sums, products, positive multiples and ``.on(...)`` have the methods that their parts have; there is no spectral

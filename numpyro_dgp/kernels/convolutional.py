@@ -1,7 +1,4 @@
-"""The kernel of weighted sums of one function over the patches of an image.
-
-Patches of images: their sizes and places, and how images are taken apart into them.
-"""
+"""Convolutional kernels: weighted sums of one function over the patches of an image, and the patches."""
 
 from __future__ import annotations
 

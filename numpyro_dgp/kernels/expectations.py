@@ -10,7 +10,7 @@ and the same with factors h inside the expectations. They are computed in closed
 or by quadrature nodes or draws. Columns of labels, those of
 ``Categorical`` and ``Embedding`` kernels in sums and products with others, have variance zero.
 
-Kernels as sums of tilts, for which every Gaussian expectation has a closed form.
+**Closed forms** exist for kernels that are sums of tilts.
 
 Sums and products of RBF, linear, polynomial and constant kernels, and of any kernel with a method ``tilts``, can be
 written as a sum of terms

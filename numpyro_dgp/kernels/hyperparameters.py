@@ -1,4 +1,4 @@
-"""What kernels are made with, where it meets the columns of the inputs."""
+"""Shapes of hyperparameters against the columns of the inputs."""
 
 from __future__ import annotations
 

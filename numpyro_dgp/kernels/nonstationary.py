@@ -1,8 +1,4 @@
-"""Kernels of inner products, and white noise.
-
-A kernel before a place along one column, and another one behind it.
-
-A kernel whose lengthscale changes over the inputs, of which it is given as columns.
+"""Kernels of inner products, white noise, change points, and an RBF whose lengthscale varies over the inputs.
 
 Source: Salimbeni (2020), section 1.4; arc-cosine kernels are Cho and Saul (2009), equations 3-6.
 """
@@ -260,7 +256,7 @@ class ArcCosine(ZonalKernel):
 
 @pytree
 class ChangePoint(Kernel):
-    r"""One function before a place, an unrelated one behind it, with a transition between them:
+    r"""A change point: one function before it, an independent one after it, with a smooth transition:
 
     .. math:: k(x, x') = (1 - w(x))\, k_1(x, x')\, (1 - w(x')) + w(x)\, k_2(x, x')\, w(x'),
               \qquad w(x) = \frac{1}{1 + e^{-(x_d - c) / a}} .

@@ -18,7 +18,7 @@ __all__ = ["PerGroup"]
 
 @pytree
 class PerGroup(Kernel):
-    r"""Functions of groups, independent of each other, each with hyperparameters of its own:
+    r"""Independent functions of groups, with hyperparameters per group:
 
     .. math:: k((x, g), (x', g')) = [g = g']\, k_g(x, x') .
 

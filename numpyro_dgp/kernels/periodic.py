@@ -1,7 +1,4 @@
-"""Stationary kernels of functions that repeat: sums of waves, whose weights are those of a Fourier series.
-
-Modified Bessel functions of all orders up to a given one, in any precision and with derivatives.
-"""
+"""Periodic stationary kernels, as Fourier series with weights from modified Bessel functions."""
 
 from __future__ import annotations
 

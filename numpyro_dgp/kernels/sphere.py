@@ -1,6 +1,5 @@
-r"""Kernels of places on the earth or another sphere: columns latitude and longitude, in degrees.
-
-Kernels of directions: of two inputs they see the angle between unit vectors, and a factor of each.
+r"""Kernels on the sphere: of latitude and longitude in degrees, or of directions, which depend on the angle between
+unit vectors and a factor of each input.
 
 .. math:: k(x, x') = r(x)\, r(x')\, \kappa(\theta), \qquad \cos\theta = \hat x \cdot \hat x'
 """
@@ -41,7 +40,7 @@ class ZonalKernel(Kernel):
 
     .. math:: k(x, x') = r(x)\, r(x')\, \kappa(\theta), \qquad \cos\theta = \hat x \cdot \hat x'
 
-    A subclass defines these methods beside those of every kernel.
+    A subclass defines these methods in addition to those of every kernel.
 
     Example:
         >>> import jax.numpy as jnp
@@ -104,7 +103,7 @@ def _of_distance(kernel: Stationary) -> bool:
 
 @pytree
 class Zonal(ZonalKernel):
-    r"""A stationary kernel of directions, which grows with the length of the input: rectified units made smooth.
+    r"""A stationary kernel of directions times the length of the inputs: a smooth version of the arc-cosine kernel.
 
     .. math:: k(x, x') = \lVert \tilde x\rVert^n \lVert \tilde x'\rVert^n
               \kappa\bigl(\lVert \hat x - \hat x' \rVert\bigr), \qquad

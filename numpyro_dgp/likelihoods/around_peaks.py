@@ -32,7 +32,7 @@ _MOST_DIRECTIONS = 2
 _LABELS = ("Bernoulli", "Categorical")
 """Their probabilities are smooth in their logits, wherever the label is."""
 _INTERVALS, _ONE_PEAK = 384, 64
-"""At most, of any density and of one with a single peak beside that of p(v)."""
+"""At most, for any density, and for one with a single peak."""
 
 
 class _Direction(NamedTuple):
@@ -47,7 +47,7 @@ class Peaks(NamedTuple):
     """A predictive density, integrated by adaptive quadrature over some columns of v, given the others.
 
     Args:
-        columns: of each direction, and of what is in closed form; none where every number of y has its own number.
+        columns: of each direction, and of what is in closed form; none where every entry of y has its own entry of v.
         of_rows: whether numbers of a row share a direction, so that densities are those of rows.
         log_marginal: from (the sum over the numbers of a row, y, all columns, their variances), number by number, or
             row by row.

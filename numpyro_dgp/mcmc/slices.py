@@ -80,7 +80,7 @@ def elliptical_slice(
     both = (square(jax.tree.map(jnp.add, along, across)) - here - there) / 2  # along' C^-1 across
 
     def at(angle: Array) -> tuple[Block, Array]:
-        """The point at an angle, and its log density under the Gaussian but for a constant."""
+        """The point at an angle, and its log density under the Gaussian up to a constant."""
         cos, sin = jnp.cos(angle), jnp.sin(angle)
         point = {name: mean[name] + cos * along[name] + sin * across[name] for name in z}
         return point, -0.5 * (cos**2 * here + 2 * cos * sin * both + sin**2 * there)  # -|cos along + sin across|^2 / 2

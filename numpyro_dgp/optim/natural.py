@@ -175,7 +175,8 @@ def natural_step(
     r"""One step along the natural gradient from N(m, R R'), in units of that Gaussian itself.
 
     With :math:`v = m + R \epsilon` the Gaussian over :math:`\epsilon` is standard normal, whatever m and R: nothing is
-    ill-conditioned and no digits are lost where :math:`\Sigma` is small beside m. Natural gradients do not change under
+    ill-conditioned and no digits are lost where :math:`\Sigma` is small compared with m. Natural gradients do not
+    change under
     such a map, and a straight line in the coordinates of :math:`\epsilon` is one in those of v for ``"mean/sqrt"``,
     ``"mean/cov"``, ``"natural"`` and ``"expectation"``. In the three others a step differs from one in the coordinates
     of v by terms of second order.

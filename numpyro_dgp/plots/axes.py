@@ -1,4 +1,4 @@
-"""Helpers of the figures: axes to draw into, their figure, a mean with its band."""
+"""Helpers of the figures: axes, and a mean with its band."""
 
 from __future__ import annotations
 

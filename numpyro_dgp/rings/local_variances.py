@@ -1,4 +1,4 @@
-r"""Posterior variances on a ring with gaps or uneven noise, from the points around each.
+r"""Posterior variances on a ring with gaps or heteroscedastic noise, from local windows.
 
 With the notation of ``rings.uneven_noise`` the posterior covariance of the process on the ring is
 

@@ -1,6 +1,5 @@
-"""Which points of a ring are observed, known when a program is compiled, and the runs of those that are not.
-
-How a ``RingNormal`` with unobserved points, or with noise that differs from point to point, is solved.
+"""The mask of observed points of a ring, known when a program is compiled, and the settings of the solver of a
+``RingNormal``.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ class Pattern:
 
 @dataclasses.dataclass(frozen=True)
 class Solver(Checked):
-    """How a :class:`RingNormal` with gaps, or with noise of its own at every point, is solved.
+    """Settings of the solver of a :class:`RingNormal` with gaps or with noise per point.
 
     Args:
         exact: up to so many unobserved, or so many observed, points by a dense factorisation of that size: exact.

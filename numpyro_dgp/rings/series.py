@@ -1,4 +1,4 @@
-"""From regular series, and from data on product grids, to a ring long enough for them."""
+"""Rings for regular series and for data on product grids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Values of a process on a ring, computed from the grid points around an input only.
+r"""Local windows: values of a process on a ring, computed from the grid points around an input.
 
 A value f(x) depends on the grid through weights that decay with the distance of a point from x: the rows of a square
 root, :math:`\alpha(x) = C^{-1/2} k(Z, x)`, or the cardinal functions :math:`\chi(x) = C^{-1} k(Z, x)`. Of the M points

@@ -1,8 +1,6 @@
-"""What the regressor and the classifier share: settings, checks, the fit, and what it hands out.
-
-How the estimators train: sizes and numbers of steps by the number of rows, one fit.
-
-Predictions of rows that do not depend on which other rows are asked for: every row sees the same random numbers.
+"""The base class of the regressor and the classifier: settings, checks and the fit. Numbers of inducing points and
+steps depend on the number of rows. Predictions use the same random numbers at every row, so that they do not depend on
+the other rows.
 """
 
 from __future__ import annotations

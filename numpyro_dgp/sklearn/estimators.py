@@ -64,7 +64,7 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
         losses_: minus the bound in every step.
 
     Raises:
-        ValueError: by ``fit``, NaN, infinite values or text in the data, fewer than two rows, settings that are none.
+        ValueError: by ``fit``, NaN, infinite values or text in the data, fewer than two rows, invalid settings.
 
     Example:
         >>> import numpy as np
@@ -209,7 +209,7 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
             Draws (N, S), or (N, P, S) where y of the fit had a second axis.
 
         Raises:
-            ValueError: as :meth:`predict`, or a number of draws that is none.
+            ValueError: as :meth:`predict`, or an invalid number of draws.
         """
         inputs = self._inputs(X)
         require_count("n_samples", n_samples, "10")

@@ -121,7 +121,7 @@ class Rule(Checked):
     ``num_nodes``       it is a quadrature rule of that many nodes for a latent per datum, given by ``nodes``
     ``follows``         the site of the inducing values that its distribution depends on, ``site.below()``
     ``follows_layers``  it depends on the inducing values of all layers below, through ``site.at_rows(...)``
-    ``only_for``        the one argument of a guide that takes it, beside ``sites``; another is refused
+    ``only_for``        the one argument of a guide that takes it, in addition to ``sites``
     ==================  ==========================================================================================
 
     Example:
