@@ -511,11 +511,11 @@ def test_rows_are_left_out_only_where_programs_are_weighed():
         (lambda: dgp.fit_best(family, KEY, X, STEP, weigh="stacking", folds=50), "expected from 2 to 12 folds"),
         (
             lambda: dgp.fit_best(family, KEY, X, X, STEP, folds=2),
-            "inputs and observations as the only arguments with 12 rows beside folds, .* close over it",
+            "inputs and observations as the only arguments with 12 rows for folds, .* close over it",
         ),
         (
             lambda: dgp.fit_best(family, KEY, X, [0.1] * 12, STEP, folds=3),
-            "the only arguments with 12 rows beside folds",
+            "the only arguments with 12 rows for folds",
         ),
         (lambda: dgp.fit_best(family, KEY, X, STEP * np.nan), "finite"),
         (lambda: stacking_weights(np.zeros(3)), r"expected log densities of shape \(N, K\)"),
@@ -540,7 +540,7 @@ def test_rows_are_left_out_only_where_programs_are_weighed():
         ),
         (
             lambda: dgp.fit_best(family, KEY, X, STEP, previous=MIXTURE, folds=3),
-            "expected no folds beside previous, got folds=3",
+            "expected no folds with previous, got folds=3",
         ),
         (lambda: dgp.fit_best(family, KEY, X, STEP, num_runs=0), "fit_best: expected num_runs .* got 0: try 4"),
         (lambda: evidence_weights([np.nan]), "finite log_evidence of evidence_weights"),

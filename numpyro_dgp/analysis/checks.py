@@ -197,7 +197,7 @@ INITIAL_VALUES = Check(at_end=_without_initial_value)
 do: a program would compute with None."""
 
 NO_OBS_MASK = Check(_is_masked)
-"""No ``obs_mask=`` beside a ``Likelihood``: NumPyro would make unobserved rows of y latent variables, and
+"""No ``obs_mask=`` with a ``Likelihood``: NumPyro would make unobserved rows of y latent variables, and
 exp(``log_prob``) of a ``Likelihood`` is no density of y."""
 
 OUTSIDE_TRANSFORMATIONS = Check(_is_transformed)

@@ -77,7 +77,7 @@ def plate_sizes(sites: Trace) -> dict[str, int]:
 
 
 def require_rows_once(sites: Trace) -> None:
-    """Refuse sites with another number of rows than their plates, and observations that broadcasting repeats.
+    """Raise for sites with another number of rows than their plates, and observations that broadcasting would repeat.
 
     Args:
         sites: a trace of the program in which no latent has several values per datum.
@@ -160,7 +160,7 @@ def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def require_long_enough(found: list[ShortArray]) -> None:
-    """Refuse arrays with fewer rows than the plate whose indices pick them.
+    """Raise for arrays with fewer rows than the plate whose indices select them.
 
     Raises:
         ValueError: such an array.

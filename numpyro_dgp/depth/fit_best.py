@@ -416,7 +416,7 @@ def _require_folds(folds: int, weigh: str, args: tuple[Any, ...]) -> None:
     others = jax.tree.leaves(args[1:-1], is_leaf=lambda value: isinstance(value, list))
     expect(
         not any((isinstance(value, list) or np.ndim(value)) and len(value) == rows for value in others),
-        f"inputs and observations as the only arguments with {rows} rows beside folds",
+        f"inputs and observations as the only arguments with {rows} rows for folds",
         ("another one as long between them, of which it is not known whether its rows are left out with theirs"),
         "close over it inside of family, make it columns of the inputs, or leave folds out",
     )
@@ -452,7 +452,7 @@ def _require_previous(previous: Any, depths: tuple[Depth, ...], folds: int | Non
     expect_kind(
         previous, WeightedPosterior, "previous, a result of fit_best", "fit_best(family, key, X, y, previous=best)"
     )
-    expect(folds is None, "no folds beside previous", f"folds={folds}, which are fits to less data")
+    expect(folds is None, "no folds with previous", f"folds={folds}, which are fits to less data")
     known = {depth: part for depth, part in previous.parts.items() if part.ended is not None}
     if missing := [depth for depth in depths if depth not in known]:
         raise expected(

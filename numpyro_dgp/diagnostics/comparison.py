@@ -57,7 +57,7 @@ class Comparison:
             ``parameters`` of the fit, and ``converged``: from the middle of its steps to their end the loss fell by no
             more than a nat or two standard errors. With ``evidence=True`` the lower bound ``evidence`` of
             ``dgp.diagnostics.evidence`` from that guide, its standard error ``evidence_se``, ``gap``, which is
-            ``evidence`` less ``bound``, and beside chains the bound from above, ``evidence_upper``. NaN where a column
+            ``evidence`` minus ``bound``, and with chains the upper bound ``evidence_upper``. NaN where a column
             does not apply.
         ranking: the posteriors of the same program, best first, with what they are ranked by; ``None`` for a single
             one. Those most of whose leave-one-out weights are unreliable come last, the others in the order of

@@ -168,7 +168,7 @@ def evidence(
     Raises:
         ValueError: no fit with a guide, numbers that are not positive integers, a single run, samples that are not
             draws of the sites of this program on these data; a program that subsamples (its log density is an estimate)
-            or observes nothing, a guide that ``for_mcmc`` refuses, ``samples`` beside a guide that draws all sites
+            or observes nothing, a guide that ``for_mcmc`` refuses, ``samples`` with a guide that draws all sites
             together (``AutoMultivariateNormal``) or with a ``RingNormal``; weights that are all zero or a NaN density.
 
     Example:

@@ -143,7 +143,7 @@ class Weights(Protocol):
         r""":math:`A \Sigma A^\top` (P, N, N) for features (N, M) or (P, N, M)."""
 
     def reshaped(self, shape: tuple[int, ...]) -> Weights:
-        """The same weights with values of one of L groups beside those of the next, as (P, L M) or (L M,)."""
+        """The same weights with the values of L groups concatenated, as (P, L M) or (L M,)."""
 
     def moments_of_block(self, A: Array, groups: Array) -> tuple[Array, Array | None]:
         """Mean and :meth:`spreading` (N, P) of rows with the features A (N, M) of the values of one group (N,) each."""

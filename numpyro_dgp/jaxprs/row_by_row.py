@@ -25,7 +25,8 @@ _SIZES = frozenset({"shape", "new_sizes", "limit_indices", "slice_sizes"})  # se
 _MAKERS = frozenset({"iota", "broadcast_in_dim", "random_bits"})  # they fill any number of rows in the same way
 _APART = "rows_apart"
 
-# What is known of an array besides its shape: that it holds the index of each row, that index plus the number of rows,
+# Facts about an array in addition to its shape: that it holds the index of each row, that index plus the number of
+(rows,)
 # or whether the index is negative.
 _INDEX, _FROM_END, _IS_NEGATIVE = "index", "index from the end", "is negative"
 

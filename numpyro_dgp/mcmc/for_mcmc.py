@@ -243,7 +243,7 @@ def prepared(
     if not isinstance(model, Prepared):
         return for_mcmc(model, params, noncentered=noncentered, collapse=collapse)
     if params is not None or noncentered is not True or collapse != "auto":
-        what = "no params, noncentered or collapse beside a program of for_mcmc, which has its own"
+        what = "no params, noncentered or collapse for a program of for_mcmc, which has its own"
         raise expected(what, "some", "give them to for_mcmc")
     return model
 

@@ -101,7 +101,7 @@ class Integrate(Messenger):
         """
         if self.quadratics and not self.position:
             raise expected(
-                f"sites to sample beside the integrated {sorted(self.quadratics)}",
+                f"sites to sample next to the integrated {sorted(self.quadratics)}",
                 "a condition on all of them from outside of the prepared program",
                 "condition the program first, dgp.for_mcmc(handlers.condition(model, data={...}))",
             )

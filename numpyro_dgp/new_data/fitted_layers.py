@@ -173,7 +173,7 @@ def _belief(site: Message) -> Belief | None:
 
 
 def _require_known(drawn: Message, site: Message, program: ProgramFacts) -> None:
-    """Refuse a site that all rows share, and whose posterior in the fit is of another kind."""
+    """Raise for a shared site whose posterior in the fit is not a point."""
     name, kind = site["name"], site_kind(site)
     expect(
         kind != "exact",
@@ -193,7 +193,7 @@ def _require_known(drawn: Message, site: Message, program: ProgramFacts) -> None
         )
     elif not isinstance(fn, dist.Delta):
         raise expected(
-            "points for what all rows share beside the layers",
+            "points for shared sites other than the layers",
             f"a posterior at {name!r}",
             "fit with other=dgp.guides.Delta(), the default, or make it a numpyro.param",
         )

@@ -7,7 +7,7 @@ the values on the grid, whose prior covariance is :math:`C = H \Lambda H` (``cir
 .. math:: R = \Lambda^{-p}\, H \Gamma_2 H\, \mathrm{diag}(g)\, H \Gamma_1 H\, \Lambda^{q},
 
 products of diagonal matrices of the sites (:math:`\Gamma`) and of the frequencies (g), here as covariances of u; a
-:math:`\Gamma` without a number is the only one, or :math:`\Gamma_1` beside :math:`\Gamma_2`, and
+:math:`\Gamma` without an index is the only one, or :math:`\Gamma_1` where there is :math:`\Gamma_2`, and
 :math:`C_2 = \mathrm{circ}(g)`:
 
 ============================  =============  ==================  ==================================================

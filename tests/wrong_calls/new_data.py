@@ -109,7 +109,7 @@ WRONG = [
     Wrong(
         "a posterior of a hyperparameter",
         under(learned, lambda m: dgp.guides.InducingPoint(m, other=dgp.guides.Normal()), PARAMS | SCALE),
-        r"update: expected points for what all rows share beside the layers, got a posterior at 'scale'.*Delta\(\)",
+        r"update: expected points for shared sites other than the layers, got a posterior at 'scale'.*Delta\(\)",
     ),
     Wrong(
         "a mixture",
