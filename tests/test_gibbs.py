@@ -382,9 +382,9 @@ def dependent(X, y):
         (lambda: dgp.mcmc.Gibbs(3), "expected a program and an init_strategy, both functions, got int"),
         (
             lambda: dgp.mcmc.Gibbs(dgp.for_mcmc(deep), collapse=False),
-            "Gibbs: expected no params, noncentered or collapse beside a program of for_mcmc, which has its own",
+            "Gibbs: expected no params, noncentered or collapse for a program of for_mcmc, which has its own",
         ),
-        (lambda: dgp.mcmc.Gibbs(dgp.for_mcmc(deep), {}), "Gibbs: expected no params, noncentered or collapse beside a"),
+        (lambda: dgp.mcmc.Gibbs(dgp.for_mcmc(deep), {}), "Gibbs: expected no params, noncentered or collapse for a"),
         (lambda: dgp.mcmc.Gibbs(deep, collapse="yes"), "expected collapse to be \"auto\", True or False, got 'yes'"),
         (lambda: run(classed, X, Y, collapse=True), "expected collapse=True for a program with a"),
         (

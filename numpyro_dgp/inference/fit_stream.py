@@ -79,8 +79,8 @@ def require_row_counts(sites: SitesOfFit, guide: str, batch: int, rows: int) -> 
         if len(site.plates) == 1 and plates & site.plates.keys() and not _close(site.scale, rows / batch):
             warnings.warn(
                 f"fit_stream: expected site {name!r} to count every row of a batch {rows} / {batch} = "
-                f"{rows / batch:.6g} times, got {site.scale:.6g} times: is the number of rows that dgp.minibatch has "
-                "been told that of the stream, stream.num_rows?",
+                f"{rows / batch:.6g} times, got {site.scale:.6g} times: does dgp.minibatch have the rows of the "
+                "stream, stream.num_rows?",
                 UserWarning,
                 stacklevel=4,
             )

@@ -26,8 +26,7 @@ _MAKERS = frozenset({"iota", "broadcast_in_dim", "random_bits"})  # they fill an
 _APART = "rows_apart"
 
 # Facts about an array in addition to its shape: that it holds the index of each row, that index plus the number of
-(rows,)
-# or whether the index is negative.
+# rows, or whether the index is negative.
 _INDEX, _FROM_END, _IS_NEGATIVE = "index", "index from the end", "is negative"
 
 

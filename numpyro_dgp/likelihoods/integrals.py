@@ -60,7 +60,7 @@ class Integrand(NamedTuple):
         rule: nodes or draws.
         observed: which entries of y are observed, or ``None`` for all.
         event_dim: of y.
-        number_dim: of one number of y, that is of the distribution without ``to_event``.
+        number_dim: event dimensions of one entry of y, that is of the distribution without ``to_event``.
     """
 
     conditional: Callable[[Array], Any]

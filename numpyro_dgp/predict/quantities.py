@@ -173,7 +173,7 @@ def observed_distribution(fit: Fit, target: Target, key: Array, sample: Any, arg
 
 
 def is_gaussian(fn: Any) -> bool:
-    """Whether every number of y is Gaussian."""
+    """Whether every entry of y is Gaussian."""
     if is_family(fn, dist.Independent):
         return is_gaussian(unwrap(fn.base_dist))
     if is_likelihood(fn):
