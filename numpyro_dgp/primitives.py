@@ -168,7 +168,7 @@ def latent(name: str, x: ArrayLike | None, dim: int) -> Array:
     Args:
         name: name of the site; its value has shape (..., dim).
         x: inputs (..., N, D), of the data or of the layer below; leading dimensions broadcast. ``None`` for a model
-            of latent inputs only (GPLVM); the plate says how many.
+            of latent inputs only (GPLVM); the plate has their number.
         dim: number of latent columns.
 
     Returns:

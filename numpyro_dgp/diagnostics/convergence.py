@@ -306,8 +306,8 @@ def convergence(
     r"""R-hat and effective sample sizes of chains, for the quantities that the data identify and for every site.
 
     Hidden layers can be reflected and their outputs permuted without changing the density of the data. Chains in
-    different reflections have large R-hat at the sites of inducing values and hidden values, for ever, while they
-    agree about everything that can be observed. Identified are
+    different reflections have large R-hat at the sites of inducing values and hidden values, however long they are, but
+    agree about the identified quantities:
 
     - hyperparameters, the sites that all data share and that belong to no layer, on the unconstrained scale;
     - the function under every observed site: at the data, given the hidden values of the draw; and at the inputs
@@ -320,9 +320,9 @@ def convergence(
     those of ArviZ.
 
     Limits. Vectors of hyperparameters of outputs that can be permuted, such as one lengthscale per output of a hidden
-    layer, and weights that are multiplied with a layer, change with the layer: their rows count as identified, and it
-    takes a look to see why they disagree. Deterministic sites of the program count as not identified. A small R-hat
-    says that chains agree, not that they have found all modes.
+    layer, and weights that are multiplied with a layer, change with the layer: their rows are listed as identified,
+    although they may disagree for this reason. Deterministic sites of the program are listed as not identified. A small
+    R-hat shows that chains agree, not that they have found all modes.
 
     **Many short chains.** R-hat of chains of a few draws is far above one although their average is a good
     estimate. Nested R-hat compares superchains, groups of chains that started at one point: its value above one is
@@ -342,8 +342,8 @@ def convergence(
 
     Raises:
         ValueError: a source without draws or of fewer than four per chain, numbers of chains that do not fit, draws
-            of other data or of another program, groups of different sizes or only one, and what ``dgp.Posterior``
-            refuses of ``test``.
+            of other data or of another program, groups of different sizes or only one, and errors of ``dgp.Posterior``
+            for ``test``.
 
     Example:
         >>> import jax, numpyro, numpyro_dgp as dgp

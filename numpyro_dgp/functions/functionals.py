@@ -132,7 +132,8 @@ class Smoothness(NamedTuple):
 def smoothness(kernel: Kernel, column: int | None) -> Smoothness:
     """The number of mean-square derivatives along a column: infinite, unless a part of the kernel has few.
 
-    A kernel says so by an attribute ``num_derivatives``. Of sums and products each part counts that sees the column, of
+    A kernel declares it by an attribute ``num_derivatives``. Of sums and products each part counts that sees the
+    column, of
     other kernels made of kernels each part. Of kernels of other libraries nothing is known: they count as smooth.
 
     Args:

@@ -46,7 +46,7 @@ class InducedFunction(FeatureFunction):
     A subclass is a frozen pytree (``_typing.pytree``) with the fields below and five members of its own: ``size``,
     ``dims``, :meth:`features`, :meth:`prior_variance` and :meth:`covariance`. Importance weights also need
     :meth:`held`, draws of whole functions :meth:`prior_draw`, new data :meth:`whitened_values_of`.
-    A function that v determines says so by ``determined``, and needs no :meth:`prior_draw`.
+    If v determines the function, set ``determined``; no :meth:`prior_draw` is needed.
     :meth:`conditional_variance` and :meth:`block_moments` can be overridden by what is more accurate or faster.
     :meth:`grad` and :meth:`linear` need features and covariances that JAX can differentiate by the inputs.
 

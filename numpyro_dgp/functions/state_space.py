@@ -46,8 +46,8 @@ class _Place(NamedTuple):
 
     Args:
         last: number of the last time before each, -1 where there is none.
-        row: h' Phi(x - t_i), what the state there says about the value (d, N).
-        ahead: a, what the next shock says (N, d).
+        row: h' Phi(x - t_i), the slope of the value by the state there (d, N).
+        ahead: a, the slope of the value by the next shock (N, d).
         left: the variance that is left given both (N,).
     """
 

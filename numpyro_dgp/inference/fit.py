@@ -60,12 +60,12 @@ def fit(
     Args:
         svi: a NumPyro ``SVI``.
         rng_key: PRNG key; a resumed fit continues with the key in the checkpoint.
-        num_steps: total number of steps, those of an earlier, interrupted call included.
-        *args: arguments of the model; arrays are passed to the compiled program and are no constants in it. Tables of
-            numbers (pandas) become arrays.
+        num_steps: total number of steps, including those of an earlier, interrupted call.
+        *args: arguments of the model; arrays are arguments of the compiled program, not constants. Tables of numbers
+            (pandas) become arrays.
         checkpoint: file to write every 1000 steps and at the end, and to continue from if it exists; or a
             :class:`Checkpoint` with other settings.
-        init_params: initial values of some parameters, constrained, by name. A resumed fit takes none of them.
+        init_params: initial values of some parameters, constrained, by name. A resumed fit ignores them.
         stable_update: skip steps that give NaN, as in ``svi.run``.
         progress_bar: show a progress bar.
         **kwargs: keyword arguments of the model.
@@ -75,14 +75,15 @@ def fit(
 
     Raises:
         ValueError: NaN or infinite data, times, text or categories; a call under ``jit`` or ``vmap``; initial values of
-            unknown parameters, or that cannot be theirs; a guide of another model; a checkpoint of another fit, with
-            the first difference, one that is damaged, that another process uses or that cannot be written; a loss that
-            became NaN: the message says at which step and, where a Cholesky factorisation failed, in which layer.
+            unknown parameters or outside of their support; a guide of another model; a checkpoint of another fit (the
+            message has the first difference), a damaged one, or one that another process uses or that cannot be
+            written; a loss that became NaN (the message has the step and, where a Cholesky factorisation failed, the
+            layer).
         KeyboardInterrupt: after an interruption, with the number of steps that the checkpoint holds.
 
     Warns:
-        UserWarning: data far from the scale of the program; a last loss far above the lowest one; a spread that values
-            in a plate share and that has gone to zero, where both are points (``Delta``).
+        UserWarning: data far from the scale of the program; a last loss far above the lowest one; a scale of values in
+            a plate that has collapsed to zero because both are points (``Delta``).
 
     Example:
         >>> import jax, numpyro, optax, numpyro_dgp as dgp

@@ -148,22 +148,21 @@ def for_mcmc(
     layer integrated out.
 
     ``MCMC(NUTS(model))`` runs on the bare program too. ``for_mcmc`` adds the parameterisation that mixes, and raises
-    errors for programs of which NUTS would sample the wrong distribution without a warning. Nothing tells a bare
-    program that NUTS runs it and not an autoguide, so that chains of hidden layers as they are get their warning from
-    ``dgp.diagnostics.to_arviz`` only.
+    errors for programs for which NUTS would silently sample the wrong distribution. A bare program cannot know whether
+    NUTS or an autoguide runs it, so only ``dgp.diagnostics.to_arviz`` warns of centred chains.
 
-    **Integrated layers.** The inducing values v of a layer that only Gaussian likelihoods see, as in
-    ``dgp.Likelihood(f(h), lambda v: dist.Normal(v, noise))``, are integrated in closed form given all other sites,
-    which keep their posterior: the density of the program is
+    **Integrated layers.** The inducing values v of a layer under Gaussian likelihoods only, as in
+    ``dgp.Likelihood(f(h), lambda v: dist.Normal(v, noise))``, are integrated out in closed form given all other sites,
+    whose posterior is unchanged: the density of the program is
 
     .. math:: \log \int N(v; 0, I)\, e^{\mathcal L(v)}\, dv
               = c + \tfrac12 b^\top (I + \Phi)^{-1} b - \tfrac12 \log\lvert I + \Phi\rvert, \qquad
               \mathcal L(v) = c + b^\top v - \tfrac12 v^\top \Phi v ,
 
     with the log density :math:`\mathcal L(v)` of the observations. It is Titsias' bound where the likelihood has
-    ``collapse="bound"``, and the FITC density where it has ``collapse="marginal"``. The site of v is not sampled, but
-    deterministic: an exact draw from its posterior given the other sites, so that ``mcmc.get_samples()`` has the sites
-    that it has otherwise.
+    ``collapse="bound"``, and the FITC density where it has ``collapse="marginal"``. The site of v becomes
+    deterministic, an exact draw from its posterior given the other sites, so that ``mcmc.get_samples()`` has the usual
+    sites.
 
     **Coordinates of a guide.** With a fitted guide the program is sampled in the standard normal numbers
     :math:`\epsilon` that the guide draws its sites :math:`T(\epsilon)` from, with the density
@@ -176,8 +175,8 @@ def for_mcmc(
         params: values for its ``numpyro.param`` sites, for example ``svi_result.params``; with a guide, for the
             parameters of the guide too.
         noncentered: put every layer's values in the form of :class:`NonCentered`. A guide has its own form.
-        collapse: integrate layers: wherever that is possible (``"auto"``), nowhere (``False``), or at least one of
-            them, with an error that says what is in the way (``True``).
+        collapse: integrate layers out: wherever possible (``"auto"``), never (``False``), or at least one, with an
+            error that names the obstacle (``True``).
         guide: a fitted guide of ``model`` made of Gaussians, such as ``dgp.guides.InducingPoint(model)``.
 
     Returns:
@@ -185,8 +184,8 @@ def for_mcmc(
         can.
 
     Raises:
-        ValueError: a model that is no function or was prepared before, NaN in the parameters, a guide without
-            parameters or without Gaussians, or other settings; when run, if a plate subsamples, a ``numpyro.param``
+        ValueError: a model that is not a function or is prepared already, NaN in the parameters, a guide without
+            parameters or without Gaussians, or invalid settings; when run, if a plate subsamples, a ``numpyro.param``
             site has no value, broadcasting or an index beyond the end of an array makes observations count several
             times, ``collapse=True`` and no layer can be integrated, or a handler around the prepared program conditions
             a site that it computes, such as an integrated layer, or ``dgp.minibatch`` counts more rows than

@@ -39,26 +39,25 @@ __all__ = ["Posterior"]
 class Posterior(Fit):
     """A fitted program: a model with a guide and its parameters, or with posterior samples of MCMC.
 
-    Its methods take what all data share from the fit, and predict at the rows of the arguments. What has one value per
-    row there (hidden layers, latents) is drawn by the program given the shared values, with a guide as with draws of
-    MCMC. This also holds for the rows of the fit, and for rows at which another site is observed, with a warning. Draws
-    of the latents of the fit's own rows are ``guide.sample_posterior(key, params, X, y)``. Latents in plates that the
-    predicted site is not in, such as those of another source of data, have their posterior if the call observes that
-    source as the fit did, and otherwise their prior, with a warning.
+    Methods take the sites that all data share from the fit, and predict at the rows of their arguments. Sites with one
+    value per row (hidden layers, latents) are drawn by the program given the shared values, also at the rows of the
+    fit; posterior draws of latents at the rows of the fit are ``guide.sample_posterior(key, params, X, y)``. Latents in
+    plates without the predicted site, such as those of another source of data, are drawn from their posterior if the
+    call observes that source as the fit did, and otherwise from their prior, with a warning.
 
     Args:
         model: the program.
         guide: its guide. From guides of other packages, such as NumPyro's autoguides, sites with one value per datum
             are ignored, as from ``samples``.
         params: parameters, from ``svi_result.params``.
-        samples: draws of the latent sites, from ``mcmc.get_samples()`` or ``guide.sample_posterior``, instead of a
-            guide. Sites with one value per datum are ignored: at new inputs the program draws them.
+        samples: posterior samples of the latent sites, from ``mcmc.get_samples()`` or ``guide.sample_posterior``,
+            instead of a guide. Sites with one value per datum are ignored: at new inputs the program draws them.
         site: the observed site; needed only when it is not a ``Likelihood``, or when there are several.
-        data: arguments of the fit; :meth:`on` gives them.
-        options: numbers of draws and of rows; :meth:`using` gives them.
+        data: arguments of the fit, set by :meth:`on`.
+        options: numbers of draws and of rows, set by :meth:`using`.
 
     Raises:
-        ValueError: neither a guide nor samples, or both; or something else than a dict as params or samples.
+        ValueError: neither a guide nor samples, or both; params or samples that are not a dict.
 
     Example:
         >>> import jax, optax
