@@ -3,7 +3,7 @@ public function or class that was called.
 
 A check looks at values only when they are concrete. Under ``jit``, ``grad`` or ``vmap`` the values
 are tracers and only shapes are checked, so checking costs nothing in a compiled step. A program that is compiled by
-:func:`with_checks` also says whether some check of a traced value would have spoken.
+:func:`with_checks` also returns whether any check failed on a traced value.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ _trace_state = getattr(jax.extend.core, "get_opaque_trace_state", None) or jax.c
 
 
 def current_trace() -> Any:
-    """What stands for the transformation of JAX that is being traced; equal for the same one."""
+    """An object that identifies the JAX transformation being traced; equal for the same one."""
     return _trace_state(convention="numpyro")
 
 
@@ -151,7 +151,7 @@ whose values it cannot have."""
 
 
 def violated(rule: Callable[..., Any], *values: ArrayLike) -> bool:
-    """Whether known values break a rule. Traced ones do not here: :func:`with_checks` looks at them.
+    """Whether known values break a rule. Traced values are left to :func:`with_checks`.
 
     Args:
         rule: from arrays, of NumPy or of JAX, to whether each entry keeps it, by operators that both have.
@@ -176,12 +176,12 @@ def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
 
 
 def without_checks() -> AbstractContextManager[None]:
-    """Where a program is traced for its shapes: :func:`with_checks` finds the same operations where it runs."""
+    """Context without traced checks, for programs that are traced for their shapes only."""
     return _set(_CHECKS, None)
 
 
 def with_checks(function: Callable[..., Any], hidden: bool = False) -> Callable[..., tuple[Any, Any]]:
-    """``function``, to be compiled, with all checks of traced values in it: gives ``(sound, result)``.
+    """``function`` with all checks of traced values in it, to be compiled: returns ``(sound, result)``.
 
     Where ``sound`` is false a check failed, or its values could not be had: calling ``function`` without compiling it
     raises the error, or gives the warning.
@@ -240,7 +240,7 @@ def _is_finite(value: Any) -> Any:
 
 
 def require_squares(what: str, value: ArrayLike) -> None:
-    """Raise if numbers are so large that their squared distances are not: then every covariance is zero or NaN."""
+    """Raise if numbers are so large that their squared distances overflow: every covariance would be zero or NaN."""
     dtype = jax.dtypes.canonicalize_dtype(jnp.result_type(value, float))
     limit = float(jnp.finfo(dtype).max) ** 0.5 / 100
     if violated(lambda v: abs(v) < limit, value):
@@ -280,10 +280,7 @@ def require_positive(name: str, value: ArrayLike, advice: str = _POSITIVE) -> No
 def require_params(params: Any) -> dict[str, Any]:
     """Parameters of a fit as a dict, empty for ``None``; raise unless they are finite arrays by name."""
     expect(
-        isinstance(params, Mapping | None),
-        "params as a dict of arrays",
-        type(params).__name__,
-        "pass svi_result.params",
+        isinstance(params, Mapping | None), "params, a dict of arrays", type(params).__name__, "pass svi_result.params"
     )
     for name, value in (params or {}).items():
         for leaf in jax.tree.leaves(value):  # of a network, several arrays
@@ -354,10 +351,7 @@ def require_noise(value: ArrayLike) -> None:
         not np.ndim(value),
         "noise to be a single number",
         f"shape {np.shape(value)}",
-        (
-            "of noise that differs from point to point make a layer, dgp.gp with dgp.Grid or dgp.Points, "
-            "under dgp.Likelihood"
-        ),
+        "for noise per row use dgp.Likelihood with a layer on dgp.Grid or dgp.Points",
     )
     require_positive("noise", value)
 
@@ -365,12 +359,7 @@ def require_noise(value: ArrayLike) -> None:
 def require_inputs(x: Any, dims: int | None = None) -> None:
     """Raise unless ``x`` has shape ``(..., N, D)``, with ``D == dims`` when ``dims`` is given."""
     shape = np.shape(x)
-    expect(
-        len(shape) >= 2,
-        "inputs of shape (..., N, D)",
-        f"shape {shape}",
-        "a single input column is x[:, None], a single input row is x[None, :]",
-    )
+    expect(len(shape) >= 2, "inputs of shape (..., N, D)", f"shape {shape}", "a column is x[:, None], a row x[None, :]")
     expect(
         dims is None or shape[-1] == dims,
         f"inputs with D = {dims} columns (as in its inducing inputs)",
@@ -380,12 +369,12 @@ def require_inputs(x: Any, dims: int | None = None) -> None:
 
 
 def nearest(name: str, given: Iterable[str]) -> str | None:
-    """The given name that is most like ``name``, if any is like it."""
+    """The given name most similar to ``name``, if any is similar."""
     return next(iter(difflib.get_close_matches(name, list(given), 1)), None)
 
 
 def with_nearest(missing: Iterable[str], given: Iterable[str]) -> str:
-    """Names, each with the given one that it is nearest to."""
+    """Names, each with the most similar given one."""
     listed = []
     for name in sorted(missing):
         near = nearest(name, given)
@@ -394,7 +383,7 @@ def with_nearest(missing: Iterable[str], given: Iterable[str]) -> str:
 
 
 def require_keywords(own: Iterable[str] | None, program: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise if a keyword argument for the program is none of the program's, and nearly one of ``own``, the owner's."""
+    """Raise if a keyword argument is not one of the program's and is a near miss of one of ``own``, the owner's."""
     if not kwargs or own is None:
         return
     try:
@@ -406,6 +395,6 @@ def require_keywords(own: Iterable[str] | None, program: Callable[..., Any], kwa
     for name in kwargs.keys() - parameters.keys():
         expect(
             (near := nearest(name, own)) is None,
-            "keyword arguments of its own or of the program",
+            "its own keyword arguments or the program's",
             f"{name!r} (nearest: {near!r})",
         )

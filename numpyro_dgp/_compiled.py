@@ -1,12 +1,12 @@
 """Compiled programs, each shared by all functions that perform the same operations.
 
-A function closes over arrays, such as the parameters of a fit. JAX's own cache goes by the function, so that a function
-for the next fit would be compiled again although only these numbers differ. Here the operations alone are compiled, and
-all arrays that a function closes over are arguments. Which operations these are is read off the text that JAX hands to
-the compiler: a new function costs the time to trace it, and nothing that it reads while it is traced is missed.
+A function closes over arrays, such as the parameters of a fit. JAX caches by function, so the function of the next fit
+would be compiled again although only numbers differ. Here only the operations are compiled, and all arrays that a
+function closes over are passed as arguments. Operations are identified by the text that JAX passes to the compiler: a
+new function costs its tracing, and everything that it reads while it is traced is included.
 
-What is compiled stays in JAX's cache, as of every jitted function, until newer programs take its place or
-``jax.clear_caches()`` empties it. It is code: functions, and arrays that they close over, go with their last reference.
+Compiled code stays in JAX's cache until newer programs replace it or ``jax.clear_caches()`` is called. Functions, and
+arrays that they close over, are freed with their last reference.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Data as users have them, tables, masked arrays or lists, as arrays of numbers.
+"""Conversion of data, tables, masked arrays or lists to arrays of numbers.
 
-Packages of tables, such as pandas, are not imported: a table or a column is what has a method ``to_numpy``.
+Packages such as pandas are not imported: any object with a method ``to_numpy`` is a table or a column.
 """
 
 from __future__ import annotations
@@ -55,10 +55,7 @@ def as_numbers(what: str, value: Any) -> Any:
     """
     if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
         expect(
-            not jnp.issubdtype(value.dtype, jnp.complexfloating),
-            f"{what} to be real",
-            value.dtype,
-            "pass real and imaginary parts as columns",
+            not jnp.issubdtype(value.dtype, jnp.complexfloating), f"{what} to be real", value.dtype, "use two columns"
         )
         return value
     expect(
@@ -78,7 +75,7 @@ def as_numbers(what: str, value: Any) -> Any:
 
 
 def own_numbers(what: str, value: Any) -> Any:
-    """:func:`as_numbers` of what an object keeps: a copy, which stays as it is where the array given is changed.
+    """:func:`as_numbers` of data that an object stores: a copy, unaffected by changes of the caller's array.
 
     Raises:
         ValueError: as there.
@@ -93,12 +90,7 @@ def known_numbers(what: str, value: Any) -> np.ndarray:
         ValueError: as there, or traced values.
     """
     found = as_numbers(what, value)
-    expect(
-        is_concrete(found),
-        f"{what} with known values",
-        "traced ones",
-        "compute it once, outside the model and outside jit",
-    )
+    expect(is_concrete(found), f"{what} with known values", "traced ones", "compute it once, outside of model and jit")
     return np.asarray(found)
 
 
@@ -131,10 +123,7 @@ def as_array(what: str, value: Any) -> Array:
             raise expected(
                 f"{what} within the whole numbers of {held}",
                 f"{found.min()} to {found.max()}",
-                (
-                    "subtract the first, change the unit, or standardise by dgp.initial.Standardizer; JAX would "
-                    "wrap them around"
-                ),
+                "subtract the first value, or standardise by dgp.initial.Standardizer; JAX would wrap them around",
             )
     with np.errstate(over="ignore"):
         cast = found.astype(held)
@@ -143,12 +132,12 @@ def as_array(what: str, value: Any) -> Array:
 
 
 def own(value: Any) -> Any:
-    """``value``, arrays of NumPy in it copied, so that it stays what it is when the caller changes these."""
+    """``value`` with NumPy arrays in it copied, unaffected by changes of the caller's arrays."""
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, value)
 
 
 class _Indexable(np.ndarray):
-    """An array of NumPy whose rows a traced index picks, as those of a plate are in a compiled program."""
+    """A NumPy array that can be indexed by traced values, such as the rows of a plate in a compiled program."""
 
     def __getitem__(self, index: Any) -> Any:
         parts = index if isinstance(index, tuple) else (index,)
@@ -161,7 +150,7 @@ class _Indexable(np.ndarray):
 
 
 def indexable(arguments: Any) -> Any:
-    """Arguments of a program, whose arrays of NumPy a program may index by the rows of a plate while it is compiled.
+    """Arguments of a program with NumPy arrays that can be indexed by the rows of a plate under compilation.
 
     They stay arrays of NumPy with known values, which a program may need as settings. Every place of the package that
     runs a program on arguments of the user's passes these.
@@ -222,10 +211,7 @@ def require_apart(what: str, before: np.ndarray, after: np.ndarray) -> None:
             raise expected(
                 f"distinct values of {what} to stay distinct in {after.dtype}",
                 f"{distinct}{where} of which {left} are left",
-                (
-                    "subtract the offset in double precision (dgp.initial.Standardizer does), remove outliers, "
-                    'or switch on jax.config.update("jax_enable_x64", True)'
-                ),
+                'subtract the offset (dgp.initial.Standardizer), or jax.config.update("jax_enable_x64", True)',
             )
 
 

@@ -1,6 +1,6 @@
-"""Handlers made of functions; NumPyro's list of active handlers, and runs of programs for which it is another one.
+"""Handlers made of functions, NumPyro's stack of active handlers, and programs that run with a stack of their own.
 
-This file alone reads and changes that list, which NumPyro keeps to itself.
+Only this file reads and changes the stack, which is internal to NumPyro.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class each_message(Messenger):  # noqa: N801 - a handler, named like NumPyro's
 
 
 class Everywhere(Messenger):
-    """A handler that sees the messages of programs that run apart, too."""
+    """A handler that also receives the messages of programs that run with their own stack."""
 
 
 def active(inside: Messenger | None = None) -> tuple[Messenger, ...]:
@@ -81,7 +81,7 @@ def apart() -> Iterator[None]:
 
 @contextmanager
 def outside(handler: Messenger) -> Iterator[None]:
-    """Within it, messages pass by ``handler`` and those that have been entered after it."""
+    """Context in which messages bypass ``handler`` and the handlers entered after it."""
     start = _PYRO_STACK.index(handler)
     inside = _PYRO_STACK[start:]
     del _PYRO_STACK[start:]

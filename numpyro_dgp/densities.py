@@ -235,7 +235,7 @@ class Mixture(NamedTuple):
         return mixture_cdf(*map(jnp.asarray, self), jnp.asarray(as_numbers("y of Mixture.cdf", y)))
 
     def quantile(self, q: ArrayLike) -> Array:
-        """The number that y is below with probability q, entry by entry, to rounding error.
+        """The q-quantile of each entry of y, to rounding error.
 
         It lies between the smallest and the largest of the quantiles of the S Gaussians, where it is found by steps of
         Newton and bisection. Its derivatives with respect to means, variances and levels are exact. Known levels are
@@ -257,7 +257,7 @@ class Mixture(NamedTuple):
         return mixture_quantiles(*map(jnp.asarray, self), where(upper, 1 - below, below), upper)
 
     def interval(self, level: float = 0.9) -> Array:
-        """The central interval that y is in with probability ``level``: as often below it as above it.
+        """The central (equal-tailed) interval with probability ``level``.
 
         Args:
             level: between 0 and 1.
@@ -311,10 +311,7 @@ class MomentsOnly(Mixture):
         raise expected(
             "a y that is Gaussian given each draw",
             "only moments of others",
-            (
-                "use posterior.quantile(key, q, X) for its quantiles, posterior.sample(key, X) for draws, "
-                "posterior.predict_function(key, X) for the function without noise, which is Gaussian"
-            ),
+            "use posterior.quantile(key, q, X), posterior.sample(key, X), or posterior.predict_function(key, X)",
             at=f"Mixture.{method}",
         )
 
@@ -459,10 +456,7 @@ def _require_draws(draws: ArrayLike, least: int) -> Any:
         raise expected(
             f"draws of shape (S, N) with S >= {least}",
             np.shape(draws),
-            (
-                "take them from posterior.using(num_samples=2000).sample(key, X); several outputs one at a "
-                "time, draws[..., p]"
-            ),
+            "take posterior.using(num_samples=2000).sample(key, X); of several outputs one at a time, draws[..., p]",
         )
     require_finite("draws", draws, "check the fit: NaN in its losses?")
     expect(

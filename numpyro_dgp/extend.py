@@ -1,4 +1,4 @@
-"""What authors of new representations, rules and kernels import: the doors of the package in one place.
+"""The names that authors of new representations, rules and kernels import.
 
 ``docs/extending.md`` builds one of each. Everything else that a new part needs is in ``dgp`` itself.
 """

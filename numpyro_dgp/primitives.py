@@ -133,16 +133,16 @@ def gp(
         outputs is None or (not isinstance(outputs, bool) and isinstance(outputs, int) and outputs >= 1),
         "outputs to be a positive integer or None",
         repr(outputs),
-        "None is a scalar function, whose values have no trailing axis",
+        "None for a scalar function",
         at=f"gp {name!r}",
     )
     kernels: Kernels
     if isinstance(kernel, list | tuple):
         expect(
             len(kernel) == (outputs or 1),
-            f"one kernel per output, outputs = {outputs}",
+            f"one kernel per output, outputs={outputs}",
             f"{len(kernel)} kernels",
-            "pass a single kernel to share it",
+            "a single one is shared",
             at=f"gp {name!r}",
         )
         kernels = tuple(as_kernel(k) for k in kernel)
@@ -151,7 +151,7 @@ def gp(
     representation = Exact() if inducing is None else inducing
     expect(
         hasattr(representation, "open") and not isinstance(representation, type),
-        "inducing=dgp.Points(Z), another representation, such as dgp.Grid(low, high, size), or None",
+        "inducing=dgp.Points(Z), another representation such as dgp.Grid(low, high, size), or None",
         type(inducing).__name__,
         "wrap an array of inducing inputs as dgp.Points(Z)",
         at=f"gp {name!r}",
@@ -168,7 +168,7 @@ def latent(name: str, x: ArrayLike | None, dim: int) -> Array:
     Args:
         name: name of the site; its value has shape (..., dim).
         x: inputs (..., N, D), of the data or of the layer below; leading dimensions broadcast. ``None`` for a model
-            of latent inputs only (GPLVM); the plate says how many.
+            of latent inputs only (GPLVM); the plate has their number.
         dim: number of latent columns.
 
     Returns:

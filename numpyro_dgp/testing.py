@@ -1,7 +1,6 @@
-"""Conformance checks to run on your own kernels, likelihoods and guides, in your own test suite; a program to try
-them with.
+"""Conformance checks for your own kernels, likelihoods and guides, and a small program to try them with.
 
-A check raises an ``AssertionError`` that says which property does not hold.
+A check raises an ``AssertionError`` that names the property that fails.
 """
 
 from __future__ import annotations
@@ -129,10 +128,7 @@ def check_kernel(kernel: Kernel | Callable[[Array, Array], Array], X: ArrayLike)
     if np.ndim(X) != 2 or len(np.unique(np.asarray(X), axis=0)) != len(np.asarray(X)) or len(np.asarray(X)) < 2:
         raise expected(
             "at least two distinct inputs (N, D)",
-            (
-                f"shape {np.shape(X)}, of which "
-                f"{len(np.unique(np.asarray(X).reshape(-1, np.shape(X)[-1]), axis=0))} differ"
-            ),
+            f"shape {np.shape(X)}, {len(np.unique(np.asarray(X).reshape(-1, np.shape(X)[-1]), axis=0))} distinct",
         )
     X = jnp.asarray(X, jnp.result_type(X, float))
     K = k(X, X)
@@ -246,7 +242,7 @@ def check_guide(
     require_count("num", num, "the default")
     expect(
         np.ndim(X) >= 1 and np.ndim(y) >= 1 and len(np.asarray(X)) >= 1,
-        "inputs X (N, D) and observations y",
+        "inputs (N, D) and y",
         f"{np.shape(X)} and {np.shape(y)}",
     )
     X, y = jnp.asarray(X), jnp.asarray(y)

@@ -372,7 +372,7 @@ def test_one_of_several_outputs():
         (lambda: design.ExpectedImprovement(GP, KEY, VALUES), r"best to be a single num"),
         (lambda: design.ExpectedImprovement(GP, KEY, np.nan), "expected finite best"),
         (lambda: design.ExpectedImprovement(GP, KEY, 0.0, minimise="no"), "minimise to be True or False, got 'no'"),
-        (lambda: design.ExpectedImprovement(GP, KEY, 0.0, num_draws=100), "num_draws to be a power of two, got 100"),
+        (lambda: design.ExpectedImprovement(GP, KEY, 0.0, num_draws=100), "num_draws, a power of two, got 100"),
         (lambda: design.UpperConfidence(GP, KEY, -1.0), "expected beta of at least zero, got -1.0: .* such as 2.0"),
         (lambda: design.UpperConfidence(GP, KEY, np.inf), "finite beta.* deviations, such"),
         (lambda: design.UpperConfidence(GP, KEY, VALUES), "beta to be a single number"),
@@ -383,7 +383,7 @@ def test_one_of_several_outputs():
         (lambda: design.MICE(GP, KEY, SPACE, -1.0), "expected nugget of at least zero, got -1.0"),
         (lambda: design.VIGF(GP, KEY, RUNS, VALUES[:2]), r"expected values y of shape \(4,\), one per run in X, got"),
         (lambda: design.ContourEntropy(GP, KEY, 0.0)(np.ones((9, 2))), "expected at most 8 points, .* got 9"),
-        (lambda: design.ThompsonSampling(GP, KEY), "expected a posterior with the method functions, got Emulator"),
+        (lambda: design.ThompsonSampling(GP, KEY), "expected a posterior with a method functions, got Emulator"),
     ],
 )
 def test_wrong_calls(wrong, message):

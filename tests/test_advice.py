@@ -72,7 +72,7 @@ CASES = {
     ),
     "noise with another number of rows": (
         lambda: likelihood(lambda v: dist.Normal(v, jnp.ones(3))),
-        r"a number for each of the rows of f\(x\), of shape \(4,\) or \(\)",
+        r"arrays of shape \(4,\) or \(\) in the conditional",
         lambda: (likelihood(lambda v: dist.Normal(v, jnp.ones(4))), likelihood(lambda v: dist.Normal(v, jnp.ones(())))),
     ),
     "a function as a probability": (
@@ -175,7 +175,7 @@ RANGES = {"Uniform": lambda v: dist.Uniform(v - 0.1, v + 0.1), "Delta": lambda v
 def test_a_range_of_y_that_moves_with_the_function_is_named(name):
     model = lambda X, y=None: program(X, y, conditional=RANGES[name])  # noqa: E731
     svi = SVI(model, G.InducingPoint(model), optax.adam(0.01), dgp.ELBO())
-    message = rf"fit: expected a density of 'y' that is positive.*with {name}, whose range of y.*dist.Normal\(v, 0.1\)"
+    message = rf"fit: expected a density of 'y' that is positive.*with {name}, whose support.*dist.Normal\(v, 0.1\)"
     with pytest.raises(ValueError, match=message):
         dgp.fit(svi, KEY, 1, X, Y, progress_bar=False)
 

@@ -129,7 +129,10 @@ HALF = r"expected labels 0 to 2 in column 0 of its inputs, got 0.5 \(1 such valu
         (lambda: K.Embedding(TABLE, K.RBF), "Embedding: expected a kernel of the places, got type: for example"),
         (lambda: dgp.initial.Standardizer.fit(X3, keep=[3]), r"Standardizer.fit: expected keep to be numbers of colum"),
         (lambda: dgp.initial.kmeans(X3, 2, labels=[True]), r"kmeans: expected labels to be numbers of columns, .*True"),
-        (lambda: dgp.initial.layers(X3[:, 1:], [1], 2, labels=[0, 1]), "expected a column beside those of labels"),
+        (
+            lambda: dgp.initial.layers(X3[:, 1:], [1], 2, labels=[0, 1]),
+            "expected a numeric column below a hidden layer",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:divide by zero")

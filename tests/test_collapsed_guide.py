@@ -367,7 +367,7 @@ def mixed(X, y=None):
         (variant(scale=lambda h: jnp.exp(h[:, 0])), {}, "to be inputs of layers only, got a program"),
         (variant(inputs=lambda h: jnp.hstack([h, h])[:, ::-1][:, :1]), {}, "got the result of `rev`"),
         (variant(last_mean=jnp.sin), {}, "expected a mean function among dgp.means.ZeroMean"),
-        (variant(points=lambda f: f(Z).loc), {}, "do not depend on the inducing values of another.* the layer at 'y'"),
+        (variant(points=lambda f: f(Z).loc), {}, "do not depend on integrated inducing values.* the layer at 'y'"),
         (variant(points=lambda f: f(Z).loc), {"hidden": G.GivenInducing()}, "got such ones for the layer at 'y'"),
         (variant(kernel=lambda f: k.RBF(jnp.exp(f(Z).loc[0, 0]))), {}, "got such ones for the layer at 'y'"),
         (

@@ -405,7 +405,7 @@ def test_one_batch_of_rows_that_meet(key):
     together = posterior.using(num_samples=2).predict(key, X[:4])
     found = posterior.using(num_samples=2, batch_size=4, progress_bar=False).predict(key, X[:4])
     np.testing.assert_allclose(found.means, together.means, rtol=1e-9)
-    with pytest.raises(ValueError, match="expected rows that are predicted independently"):
+    with pytest.raises(ValueError, match="expected rows predicted independently"):
         posterior.using(num_samples=2, batch_size=3, progress_bar=False).predict(key, X[:4])
 
 
@@ -448,7 +448,7 @@ def test_batches_of_traced_rows_are_refused(key):
         ),
         (
             lambda key: posterior_of(normalised, X).using(batch_size=8).predict(key, X),
-            "expected rows that are predicted independently of each other with batch_size=",
+            "expected rows predicted independently for batch_size=",
         ),
     ],
 )

@@ -217,7 +217,7 @@ GUIDE = dgp.guides.InducingPoint(deep)
             lambda: convergence(CHAINS, x, y, num_chains=2, superchains=[0, 0]),
             "superchains of one size, two at least, for 2 chains, got \\[0, 0\\]",
         ),
-        (lambda: convergence(CHAINS, x, y, test=TEST), "expected test=\\(X_test,\\), the arguments of the program"),
+        (lambda: convergence(CHAINS, x, y, test=TEST), "expected test=\\(X_test,\\), arguments without observations"),
         (lambda: convergence(CHAINS, x), "convergence: expected a program that observes data, got none"),
         (
             lambda: convergence(CHAINS, X, Y),

@@ -133,7 +133,7 @@ def wrong(name, match, build):
     [
         wrong(
             "no names",
-            r"'f0_auto_loc' to have the shape of 'f0_auto_loc' of the fit, \(9,\), got \(1, 9\): see that names",
+            r"'f0_auto_loc' to have the shape of 'f0_auto_loc' of the fit, \(9,\), got \(1, 9\): map layers by names",
             lambda s: deepen(s, 2, names={}),
         ),
         wrong(
@@ -259,7 +259,7 @@ def test_other_guides(guide):
 @pytest.mark.long
 def test_refuses_hyperparameters_that_share_a_guide():
     guide = lambda m: dgp.guides.InducingPoint(m, other=AutoMultivariateNormal)  # noqa: E731
-    with pytest.raises(ValueError, match=r"to have the shape of 'auto_loc' of the fit, .* rules of single sites"):
+    with pytest.raises(ValueError, match=r"to have the shape of 'auto_loc' of the fit, .* the same rules"):
         deepen(fit(model := program(1), guide(model), 2), 2, guide=guide)
 
 

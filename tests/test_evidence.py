@@ -280,7 +280,7 @@ DRAWS = jnp.zeros((5, 8))
         ),
         (lambda: wrong(samples={"f": DRAWS}), r"expected samples with draws of \['g'\], got none for \['g'\]: pass"),
         (lambda: wrong(samples={"g": DRAWS[0]}), r"samples of 'g' of shape \(S, ...\) or .* got \(8,\): pass"),
-        (lambda: wrong(samples={"g": DRAWS[:, :7]}), r"with draws of shape \(8,\), as many .* got \(5, 7\)"),
+        (lambda: wrong(samples={"g": DRAWS[:, :7]}), r"with draws of shape \(8,\), got \(5, 7\)"),
         (lambda: wrong(samples={"g": DRAWS[:0]}), r"got \(0, 8\)"),
         (lambda: wrong(samples={"g": DRAWS[None, None]}), r"got \(1, 1, 5, 8\)"),
     ],
@@ -324,7 +324,7 @@ def test_wrong_calls_that_only_a_run_tells(bad):
         evidence, dgp.Posterior(model, guide, params), KEY, jnp.zeros(()), num_temperatures=2, num_leapfrogs=1
     )
     if bad == "density":
-        with pytest.raises(ValueError, match="finite log density at draws of the guide, got none: are the parameters"):
+        with pytest.raises(ValueError, match="finite log density at draws of the guide, got none: are params"):
             run()
     else:
         with pytest.raises(ValueError, match="samples at which the density of this program is finite, got others"):

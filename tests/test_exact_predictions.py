@@ -124,9 +124,9 @@ def test_neighbours_of_all_rows_condition_as_exact_processes_do():
 @pytest.mark.slow
 def test_wrong_calls(fitted):
     without = dgp.Posterior(regression, samples={"scale": SCALES, "noise": NOISE})
-    with pytest.raises(ValueError, match=r"Give the data, posterior\.on\(X, y\)"):
+    with pytest.raises(ValueError, match=r"give the data, posterior\.on\(X, y\)"):
         without.predict(KEY, NEW)
-    with pytest.raises(ValueError, match=r"Posterior.on: expected the data of the fit, observations included"):
+    with pytest.raises(ValueError, match=r"Posterior.on: expected the data of the fit with observations"):
         without.on(X)
     with pytest.raises(ValueError, match=r"finite data of Posterior.on"):
         without.on(X, np.full(7, np.nan))

@@ -231,7 +231,7 @@ def test_single_precision(x32, name):
             "closed form .* got Matern32: pass integrate=dgp.likelihoods.GaussHermite",
         ),
         (lambda: E.psi1(k.RBF() * k.Periodic(), LOC, VARIANCE, Z), "closed form .* got Periodic"),
-        (lambda: E.psi1(k.RBF().on(2), LOC, VARIANCE, Z), r"kernel.on\(2,\): expected inputs with at least 3 columns"),
+        (lambda: E.psi1(k.RBF().on(2), LOC, VARIANCE, Z), r"kernel.on\(2,\): expected at least 3 input columns"),
         (lambda: E.psi0(k.RBF(), LOC, VARIANCE[:, :1]), r"expected means of shape \(N, D\) with variances"),
         (lambda: E.psi0(k.RBF(), LOC, -VARIANCE), "expected variances of at least zero, got -0"),
         (lambda: E.psi1(k.RBF(), LOC, np.linalg.cholesky(FULL), Z), "expected .* symmetric.*L @ L.mT"),

@@ -442,7 +442,7 @@ def test_a_previous_fit_is_one_of_the_same_sites():
     with pytest.raises(ValueError, match=r"expected the sites of previous, \['noise', 'scale'\], got \['length'\]"):
         dgp.fit_best(renamed, KEY, X, NOISY, depths=(1,), previous=before, **options)
     fewer = lambda depth: family(depth, X[:5])  # noqa: E731
-    with pytest.raises(ValueError, match=r"the site 'f1' in the shape that it has in previous, \(1, 12\).*\(1, 5"):
+    with pytest.raises(ValueError, match=r"the site 'f1' to have its shape in previous, \(1, 12\).*\(1, 5"):
         dgp.fit_best(fewer, KEY, X[:5], NOISY[:5], depths=(2,), previous=before, **options)
     with pytest.raises(ValueError, match="finite at some draws of previous, got none"):
         fit_integrated(family(1), KEY, (X, 1e30 * NOISY), 6, 1, 1, True, before.parts[1])
@@ -479,12 +479,12 @@ def test_rows_are_left_out_only_where_programs_are_weighed():
     [
         (lambda: dgp.fit_best(3, KEY, X, STEP), "fit_best: expected family, a function from the number of layers"),
         (lambda: dgp.fit_best(lambda depth: None, KEY, X, STEP), r"expected family\(depth\) to be a program"),
-        (lambda: dgp.fit_best(family, KEY, X, STEP[:3]), "inputs first and observations last, with as many rows"),
+        (lambda: dgp.fit_best(family, KEY, X, STEP[:3]), "inputs first and observations last, of equal length"),
         (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(2, 1)), "depths as ascending numbers of layers"),
         (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(1, (2, 1), 1)), r"ascending.*got \(1, \(2, 1\), 1\)"),
-        (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(1, (2, 0))), "pairs of such a number and the columns"),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(1, (2, 0))), "pairs of one with the columns"),
         (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(1, (2, 1), (2, 1))), "ascending numbers of layers"),
-        (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(1, (2, 1, 1))), "pairs of such a number"),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, depths=(1, (2, 1, 1))), "pairs of one with the columns"),
         (lambda: dgp.fit_best(family, KEY, X, STEP, depths=True), "ascending numbers of layers"),
         (
             lambda: dgp.fit_best(lambda depth: family(depth), KEY, X, STEP, depths=(1, (2, 1))),
@@ -493,9 +493,9 @@ def test_rows_are_left_out_only_where_programs_are_weighed():
         (lambda: dgp.fit_best(family, KEY, X, STEP, weigh="loo"), 'expected weigh="stacking" or "evidence"'),
         (
             lambda: dgp.fit_best(family, KEY, X, STEP, least_gain=-1),
-            "expected least_gain as a number of standard errors, zero or more, got -1: 1.0",
+            "expected least_gain of 0 or more standard errors, got -1: 1.0",
         ),
-        (lambda: dgp.fit_best(family, KEY, X, STEP, least_gain=np.inf), "expected least_gain as a number .* got inf"),
+        (lambda: dgp.fit_best(family, KEY, X, STEP, least_gain=np.inf), "expected least_gain of 0 or more .* got inf"),
         (
             lambda: dgp.fit_best(family, KEY, X, STEP, weigh="evidence", folds=3),
             'expected folds of weigh="stacking" only, got folds=3',
@@ -511,11 +511,11 @@ def test_rows_are_left_out_only_where_programs_are_weighed():
         (lambda: dgp.fit_best(family, KEY, X, STEP, weigh="stacking", folds=50), "expected from 2 to 12 folds"),
         (
             lambda: dgp.fit_best(family, KEY, X, X, STEP, folds=2),
-            "inputs and observations as the only arguments with 12 rows beside folds, .* close over it",
+            "inputs and observations as the only arguments with 12 rows for folds, .* close over it",
         ),
         (
             lambda: dgp.fit_best(family, KEY, X, [0.1] * 12, STEP, folds=3),
-            "the only arguments with 12 rows beside folds",
+            "the only arguments with 12 rows for folds",
         ),
         (lambda: dgp.fit_best(family, KEY, X, STEP * np.nan), "finite"),
         (lambda: stacking_weights(np.zeros(3)), r"expected log densities of shape \(N, K\)"),
@@ -536,11 +536,11 @@ def test_rows_are_left_out_only_where_programs_are_weighed():
         ),
         (
             lambda: dgp.fit_best(family, KEY, X, STEP, previous=MIXTURE),
-            r"a previous fit of all depths, \(1, 2, 3\), got one without \[1, 2, 3\]",
+            r"previous with all depths, \(1, 2, 3\), got one without \[1, 2, 3\]",
         ),
         (
             lambda: dgp.fit_best(family, KEY, X, STEP, previous=MIXTURE, folds=3),
-            "expected no folds beside previous, got folds=3",
+            "expected no folds with previous, got folds=3",
         ),
         (lambda: dgp.fit_best(family, KEY, X, STEP, num_runs=0), "fit_best: expected num_runs .* got 0: try 4"),
         (lambda: evidence_weights([np.nan]), "finite log_evidence of evidence_weights"),

@@ -325,12 +325,12 @@ NAN = np.where(np.arange(8).reshape(4, 2) == 3, np.nan, 0.0)
         (lambda: open_gp(jnp.zeros(4), KERNEL, dgp.Points(Z), outputs=0), "expected outputs to be a positive integer"),
         (
             lambda: open_gp(jnp.zeros(4), [KERNEL] * 3, dgp.Points(Z), outputs=2),
-            "one kernel per output, outputs = 2, got 3",
+            "one kernel per output, outputs=2, got 3",
         ),
         (lambda: open_gp(jnp.zeros(4), "rbf", dgp.Points(Z)), "expected a kernel, a callable"),
         (
             lambda: open_gp(jnp.zeros(4), KERNEL, dgp.Points(np.stack([Z] * 3)), outputs=2),
-            r"Z of shape \(P, M, D\) with P",
+            r"Z \(P, M, D\) with P",
         ),
         (lambda: open_gp(jnp.zeros(4), KERNEL, dgp.Points(Z))(X[:, :1]), "expected inputs with D = 2 columns"),
         (lambda: open_gp(jnp.zeros(4), KERNEL, dgp.Points(Z))(X[0, 0]), r"expected inputs of shape \(..., N, D\)"),

@@ -382,9 +382,9 @@ def dependent(X, y):
         (lambda: dgp.mcmc.Gibbs(3), "expected a program and an init_strategy, both functions, got int"),
         (
             lambda: dgp.mcmc.Gibbs(dgp.for_mcmc(deep), collapse=False),
-            "Gibbs: expected no params, noncentered or collapse beside a program of for_mcmc, which has its own",
+            "Gibbs: expected no params, noncentered or collapse for a program of for_mcmc, which has its own",
         ),
-        (lambda: dgp.mcmc.Gibbs(dgp.for_mcmc(deep), {}), "Gibbs: expected no params, noncentered or collapse beside a"),
+        (lambda: dgp.mcmc.Gibbs(dgp.for_mcmc(deep), {}), "Gibbs: expected no params, noncentered or collapse for a"),
         (lambda: dgp.mcmc.Gibbs(deep, collapse="yes"), "expected collapse to be \"auto\", True or False, got 'yes'"),
         (lambda: run(classed, X, Y, collapse=True), "expected collapse=True for a program with a"),
         (
@@ -415,7 +415,7 @@ def dependent(X, y):
         (lambda: run(learned, X, Y), "expected a value for every numpyro.param, got none for 'noise'"),
         (
             lambda: run(deep, X, Y, blocks={"k": EllipticalSlice()}),
-            "expected blocks of latent sites of the program, got 'k': they are",
+            "expected blocks of latent sites, got 'k': they are",
         ),
         (
             lambda: run(deep, X, Y, blocks={"h": Slice(), ("f", "h_white"): EllipticalSlice()}),
@@ -423,7 +423,7 @@ def dependent(X, y):
         ),
         (
             lambda: run(unknown, X, Y, blocks={"noise": EllipticalSlice()}),
-            "expected sites with a Gaussian prior for EllipticalSlice, got 'noise'",
+            "expected Gaussian priors for EllipticalSlice, got 'noise'",
         ),
         (
             lambda: run(dependent, X, Y, blocks={("a", "b"): EllipticalSlice()}),
@@ -431,7 +431,7 @@ def dependent(X, y):
         ),
         (
             lambda: run(deep, X, Y, blocks={"g": EllipticalSlice()}),
-            "expected blocks of latent sites, got 'g', which is integrated and drawn exactly: leave it out, or pass",
+            "expected blocks of latent sites, got 'g', which is integrated out: leave it out, or pass",
         ),
     ],
 )

@@ -403,8 +403,7 @@ def projected(X, y=None):
         ),
         (
             lambda: at_shapes(one, G.InducingPoint(one, inducing=G.GlobalInducing(5, inputs="x")), X, Y),
-            "expected the inputs, an array with one row per datum, in argument 'x' of the model, got NoneType: the "
-            "arguments are .'X', 'y'.",
+            "expected one row per datum in argument 'x' of the model, got NoneType: the arguments are .'X', 'y'.",
         ),
         (
             lambda: at_shapes(given_points, G.InducingPoint(given_points, inducing=G.GlobalInducing(5)), X, Y, X),
@@ -416,7 +415,7 @@ def projected(X, y=None):
         ),
         (
             lambda: initial(one, G.InducingPoint(one, inducing=G.GlobalInducing(20)), X, Y),
-            "expected num_inducing of at most 9, the number of distinct rows of the inputs, got 20",
+            "expected num_inducing of at most 9, the distinct rows of the inputs, got 20",
         ),
     ],
 )

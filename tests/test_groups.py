@@ -310,12 +310,12 @@ def test_traced_labels_that_are_none_have_no_mean(kernel, name):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: K.PerGroup(K.RBF), r"PerGroup: expected a kernel with one entry per group .* got type: jax.vmap\("),
+        (lambda: K.PerGroup(K.RBF), r"PerGroup: expected a kernel with hyperparameters .* got type: jax.vmap\("),
         (
             lambda: K.PerGroup(K.RBF(1.0, jnp.ones(3))),
             r"PerGroup: expected hyperparameters .* got shapes \[\(\), \(3,\)\]",
         ),
-        (lambda: K.PerGroup(BATCHED).diag(Z), r"the label of the group as their last column, got shape \(4, 1\)"),
+        (lambda: K.PerGroup(BATCHED).diag(Z), r"the label of the group as the last column, got shape \(4, 1\)"),
         (
             lambda: K.PerGroup(BATCHED).diag([[0.0, 3.0]]),
             r"PerGroup\.\w+: expected labels 0 to 2 in the last column .* got 3",
@@ -323,17 +323,17 @@ def test_traced_labels_that_are_none_have_no_mean(kernel, name):
         (lambda: in_plates(subsample_size=2), "gp 'f': expected a plate of all groups, got 2 of 3 in plate 'groups'"),
         (
             lambda: in_plates(K.PerGroup(BATCHED), size=4),
-            "hyperparameters of 4 groups, as many as plate 'groups' has, got",
+            "hyperparameters of 4 groups, as plate 'groups' has, got",
         ),
         (lambda: in_plates([SHARED]), "expected one kernel in plate 'groups', got 1: kernels with one per group"),
         (
             lambda: in_plates(points=np.stack([Z, Z])),
-            r"or \(3, M, D\) with a block per group of plate 'groups', got \(2,",
+            r"or \(3, M, D\) for the groups of plate 'groups', got \(2,",
         ),
         (nested, "open the layer outside every plate, .* in a single plate of groups, a layer on dgp.Points"),
         (
             lambda: in_plates()(Z),
-            r"1 column\(s\) and the label of the group as the last one, because layer 'f' was open",
+            r"1 column\(s\) and a label, for 'f' in a plate of",
         ),
         (lambda: in_plates()([[0.0, 0.5]]), "expected labels 0 to 2 in column 1 of its inputs, got 0.5"),
         (lambda: in_plates().whitened_values_of(in_plates()), "expected layers opened outside of plates"),
@@ -350,7 +350,7 @@ def test_refusals(build, message):
     [
         (
             lambda: loss(deep, G.Collapsed(deep, hidden=G.GivenInducing())),
-            "Collapsed: expected hidden layer 'h', .* of a function that was opened outside of plates, got one for",
+            "Collapsed: expected hidden layer 'h', .* opened outside of plates, got a function for",
         ),
         (
             lambda: loss(flat, G.InducingPoint(flat, inducing=G.GlobalInducing(4, labels=[1]))),

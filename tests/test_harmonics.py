@@ -240,7 +240,7 @@ WRONG = {
     ),
     "spheres": (
         lambda: opened([Zonal(), GreatCircle()], dgp.Harmonics(3, 1), jnp.zeros((2, 4)), outputs=2),
-        r"expected (kernels of all outputs on the same sphere|two columns)|two columns",
+        r"expected (all kernels on the same sphere|latitude and longitude)|latitude and longitude",
     ),
     "width": (lambda: opened(Zonal(), dgp.Harmonics(2, 1), jnp.zeros(4))(np.zeros((3, 3))), r"D = 2 columns"),
     "zonal": (lambda: Zonal(RBF(1.0, np.ones(2))), r"Zonal: expected a stationary kernel with a single lengthscale"),

@@ -466,7 +466,7 @@ def wide(X, y=None):
         ),
         (
             lambda: call(InducingPoint(lv_gp, sites={"g": Amortised()})),
-            "'g' to be a vector of latent numbers per datum",
+            "'g' to be a vector of latents per datum",
         ),
         (lambda: bound(InducingPoint(gp_lv_gp, latent=Quadrature(5))), "expected one latent site in the plates"),
         (
@@ -518,5 +518,5 @@ def test_inputs_beside_hidden_values(rule):
         return jax.eval_shape(lambda: dgp.ELBO().loss(jax.random.key(0), params, model, guide, X, Y))
 
     assert loss(skipping).shape == ()
-    with pytest.raises(ValueError, match=r"got an error above it .*concatenate.*widen X to that of h before"):
+    with pytest.raises(ValueError, match=r"got an error above it .*concatenate.*widen X to h"):
         loss(partial(skipping, widen=False))

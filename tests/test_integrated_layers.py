@@ -328,7 +328,7 @@ def test_a_condition_from_outside_is_refused_in_coordinates_of_a_guide(make):
 def test_a_condition_from_outside_on_all_that_is_sampled():
     """It would leave the integrated layer with a single draw."""
     wrong = handlers.condition(dgp.for_mcmc(shallow_and_noise), data={"noise": 0.3})
-    with pytest.raises(ValueError, match=r"sites to sample beside the integrated \['g'\], got a condition on all"):
+    with pytest.raises(ValueError, match=r"sites to sample next to the integrated \['g'\], got a condition on all"):
         wrong(X, Y)
 
 

@@ -283,7 +283,7 @@ def test_expanded_kernels(kernel, summands):
 
 def test_columns_of_fewer_columns():
     kernel = K.RBF().on(0, 2).on(1)
-    with pytest.raises(ValueError, match=r"expected inputs with at least 3 columns, got shape"):
+    with pytest.raises(ValueError, match=r"expected at least 3 input columns, got shape"):
         kernel(inputs(), inputs())
     with pytest.raises(
         ValueError, match=r"kernel.on\(0, 2\).on\(1,\): expected the outer .* at least 3 columns, got 1"
@@ -335,13 +335,13 @@ def test_no_three_dimensional_intermediate():
         (lambda: K.Periodic(period=-1), "period"),
         (lambda: K.Polynomial(degree=0), r"expected degree to be a positive integer, got 0"),
         (lambda: K.ArcCosine(order=3), r"expected order to be 0, 1 or 2, got 3"),
-        (lambda: K.RBF().on(), r"kernel.on\(\*dims\): expected column numbers counted from 0"),
-        (lambda: K.RBF().on(5)(inputs(), inputs()), r"expected inputs with at least 6 columns, got shape \(6, 3\)"),
+        (lambda: K.RBF().on(), r"kernel.on\(\*dims\): expected columns counted from 0"),
+        (lambda: K.RBF().on(5)(inputs(), inputs()), r"expected at least 6 input columns, got shape \(6, 3\)"),
         (lambda: K.RBF()(inputs()[:, 0], inputs()), r"expected inputs of shape \(..., N, D\), got shape \(6,\)"),
         (lambda: K.RBF()(inputs()[:, :2], inputs()), "same number of columns"),
         (lambda: K.RBF(lengthscale=np.ones(2))(inputs(), inputs()), r"expected lengthscale of shape \(\) or \(3,\)"),
         (lambda: K.RBF(np.ones(3)), r"RBF: expected variance to be a single number, got shape \(3,\)"),
-        (lambda: K.RBF() + "linear", r"expected a kernel, a callable k\(X1, X2\) or a positive number, got str"),
+        (lambda: K.RBF() + "linear", r"expected a kernel, a callable k\(X1, X2\) or a number, got str"),
         (lambda: K.RBF() * -1.0, r"expected variance to be positive"),
     ],
 )

@@ -193,7 +193,7 @@ def test_a_conditional_that_mixes_outputs():
     kept = OBSERVED.all(1)
     np.testing.assert_allclose(one(observed=kept).log_prob(GAPPY)[kept], one().log_prob(Y)[kept], rtol=1e-5)
     assert (one(observed=kept).log_prob(GAPPY)[~kept] == 0).all()
-    with pytest.raises(ValueError, match=r"one number per row, shape \(30,\), for MultivariateNormal.*f\(x\).mix"):
+    with pytest.raises(ValueError, match=r"of shape \(30,\), one per row, for MultivariateNormal.*f\(x\).mix"):
         one(observed=OBSERVED)
 
 

@@ -207,7 +207,7 @@ def test_obs_mask_beside_a_likelihood(name):
 
 @pytest.mark.slow
 def test_obs_mask_under_samplers_and_autoguides_of_numpyro():
-    says = r"expected observations in every run .*write dgp.Likelihood\(..., observed=mask\), and not obs_mask=mask"
+    says = r"expected observations in every run .*for missing entries dgp.Likelihood\(..., observed=mask\)"
     with pytest.raises(ValueError, match=says):
         NUTS(by_obs_mask).init(KEY, 1, None, (X, Y, OBSERVED[:, 0]), {})
     with pytest.raises(ValueError, match=says), numpyro.handlers.seed(rng_seed=0):

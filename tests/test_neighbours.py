@@ -513,7 +513,7 @@ def test_layers_of_a_fit():
     f, inputs = posterior.layers(jax.random.key(0), X)["v"]
     np.testing.assert_allclose(f(X).mean, Y, atol=1e-6)
     np.testing.assert_array_equal(inputs, X)
-    with pytest.raises(ValueError, match=r"row n of them that of row n of the X of Neighbours.X., got \(5, 2\)"):
+    with pytest.raises(ValueError, match=r"the rows of Neighbours.X., got \(5, 2\)"):
         dgp.Posterior(lambda X: numpyro.sample("v", dgp.gp("f", K, FEW)(X)), samples={"a": Y[None]}).predict(
             jax.random.key(0), NEW
         )

@@ -86,7 +86,7 @@ def test_a_program_with_a_part_of_the_classes():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: dgp.likelihoods.OneVsEach(jnp.zeros((3, 1))), "OneVsEach: expected values .* of at least two classes"),
+        (lambda: dgp.likelihoods.OneVsEach(jnp.zeros((3, 1))), "OneVsEach: expected values .* of two classes or more"),
         (
             lambda: dgp.likelihoods.OneVsEach(F.loc, jnp.ones(2)),
             r"labels of shape \(B,\), got float\d+ of shape \(2,\)",

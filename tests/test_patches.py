@@ -363,7 +363,7 @@ WRONG = {
     ),
     "a tuple for patches": (
         lambda: dgp.kernels.Convolutional(RBF, (2, 2)),
-        r"expected patches=dgp.kernels.Patches.* got tuple",
+        r"expected dgp.kernels.Patches.* got tuple",
     ),
     "other weights": (
         lambda: dgp.kernels.Convolutional(RBF, PATCHES, np.ones(9)),
@@ -377,7 +377,7 @@ WRONG = {
     "f of other images": (lambda: opened()(np.ones((2, 8))), r"expected inputs with D = 9 columns"),
     "patches as points": (
         lambda: dgp.gp("f", KERNEL, dgp.Points(Z4)),
-        r"got patches, \(5, 4\): as inducing inputs they are dgp.functions.InducingPatches\(Z\)",
+        r"got patches \(5, 4\): pass them as dgp.functions.InducingPatches\(Z\)",
     ),
     "another kernel": (
         lambda: dgp.gp("f", RBF, dgp.functions.InducingPatches(Z4)),
@@ -385,7 +385,7 @@ WRONG = {
     ),
     "a sum": (
         lambda: dgp.gp("f", KERNEL + RBF, dgp.functions.InducingPatches(Z4)),
-        "got Sum: a sum of functions of images is a",
+        "got Sum: for a sum of kernels of images open a layer",
     ),
     "other patches": (
         lambda: dgp.gp("f", KERNEL, dgp.functions.InducingPatches(IMAGES)),

@@ -358,7 +358,7 @@ def test_values_drawn_together_are_refused_in_a_plate_of_their_rows(name):
             numpyro.sample("y", values() if fn is None else fn, obs=y)
 
     y = jnp.zeros((FEW, 2) if "outputs" in name else FEW)
-    match = rf"{FEW} of them in plate 'data', which would count all {FEW} times: write the site in front of"
+    match = rf"{FEW} rows in plate 'data', which would count all {FEW} times: write the site before"
     for given in [(y,), (None,), (y, True), (y, False, FEW)]:
         with pytest.raises(ValueError, match=match), handlers.seed(rng_seed=0):
             handlers.trace(model).get_trace(*given)

@@ -247,7 +247,7 @@ def test_spectrum_of_a_wave_is_a_line():
 def test_ring_spectra_refuse_bad_input():
     with pytest.raises(ValueError, match=r"expected a ring of one dimension, got 2"):
         plots.ring_spectra(dgp.rings.Ring(0.0, 1.0, (4, 4)), {})
-    with pytest.raises(ValueError, match=r"expected values at all 8 points of the grid.*got shape \(7,\)"):
+    with pytest.raises(ValueError, match=r"expected values at all 8 grid points.*got shape \(7,\)"):
         plots.ring_spectra(dgp.rings.Ring(0.0, 1.0, 8), {}, values=np.zeros(7))
 
 

@@ -272,7 +272,7 @@ def test_layers_at_the_rows_of_the_fit(key):
     np.testing.assert_array_equal(layers["h"][1][:, -1], drawn["w"][0].ravel())
     weighted = dgp.guides.ImportanceWeighted(bayesian, num_samples=3)
     with pytest.raises(
-        ValueError, match=r"Posterior\.layers: expected a call without observations, got those of the fit"
+        ValueError, match=r"Posterior\.layers: expected a call without observations, got the data of the fit"
     ):
         dgp.Posterior(bayesian, weighted, params).layers(key, X, Y)
     with pytest.raises(ValueError, match=r"each draw of 'w' to have shape \(7, 1\), got \(30, 1\)"):

@@ -124,7 +124,7 @@ def test_pooled_rows_can_be_fitted_and_predicted():
         (lambda: within_replicates(1.0, jnp.ones(3), jnp.ones(4)), r"expected counts \(U,\) and squares \(U,\) or"),
         (
             lambda: within_replicates(np.ones((3, 1)), np.ones(3), np.ones(3)),
-            r"noise that is a number or broadcasts to squares, got counts \(3,\), squares \(3,\) and noise \(3, 1\): X",
+            r"noise that broadcasts to squares, got counts \(3,\), squares \(3,\) and noise \(3, 1\): X",
         ),
         (lambda: within_replicates(np.ones((3, 3)), np.ones(3), np.ones(3)), r"squares \(3,\) and noise \(3, 3\)"),
         (lambda: within_replicates(np.ones(2), np.ones(3), np.ones(3)), r"squares \(3,\) and noise \(2,\)"),

@@ -158,8 +158,8 @@ def observed_exactly(X, y=None, inner=False):
 
 
 EXACT = (
-    r"got values of one without .inducing=None or dgp.Neighbours. at '{}'.* Give the data, posterior.on\(X, y\), or "
-    r"give the layer dgp.Points.X., and y a dgp.Lik"
+    r"got values without .inducing=None or dgp.Neighbours. at '{}'.* give the data, posterior.on\(X, y\), or the "
+    r"layer dgp.Points.X. and y a dgp.Lik"
 )
 
 

@@ -382,10 +382,10 @@ def test_wrong_records(key, tmp_path):
     record = mine.start(key)
     for call, says in (
         (lambda: record.add([np.nan]), r"finite values of shape \(K,\), got nan"),
-        (lambda: record.add(np.zeros(7)), r"at most 4 values, one for each pending point, got 7"),
+        (lambda: record.add(np.zeros(7)), r"at most 4 values, one per pending point, got 7"),
         (lambda: record.add([1.0], [[np.nan]]), r"finite points of Record.add, got 1 NaN"),
-        (lambda: record.add([1.0], [[1.0, 2.0]]), r"points X of shape \(1, 1\), one row per value, got \(1, 2\)"),
-        (lambda: mine.fitted(record), r"at least two values to fit to, got 0"),
+        (lambda: record.add([1.0], [[1.0, 2.0]]), r"points X of shape \(1, 1\), got \(1, 2\)"),
+        (lambda: mine.fitted(record), r"at least two values, got 0"),
         (lambda: mine.require_own(Record()), r"a record of this search, got one of another: bounds is missing"),
     ):
         with pytest.raises(ValueError, match=says):
@@ -399,5 +399,5 @@ def test_wrong_records(key, tmp_path):
             with pytest.raises(ValueError, match=says):
                 method(Record(pending=np.zeros((0, 1)), identity=searched.identity).add([1.0, 2.0], [[0.0], [x]]))
     dgp.save(tmp_path / "other.npz", {"a": np.zeros(2)})
-    with pytest.raises(ValueError, match=r"written by Record.save or design.loop, got other arrays"):
+    with pytest.raises(ValueError, match=r"a file of Record.save or design.loop, got other arrays"):
         Record.load(tmp_path / "other.npz")

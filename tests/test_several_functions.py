@@ -286,7 +286,7 @@ def test_draws_and_four_functions(key):
     expected, marginal = dense(CASES["student-t"][2], [0, 1], Y)
     np.testing.assert_allclose(asked.log_prob(Y), expected, atol=0.03)
     np.testing.assert_allclose(asked.log_marginal(Y), marginal, atol=0.03)
-    with pytest.raises(ValueError, match="sees 3 numbers of v at most for GaussHermite, got StudentT, which sees 4"):
+    with pytest.raises(ValueError, match="at most 3 entries of v for GaussHermite, got StudentT, which sees 4"):
         dgp.Likelihood((F, G, H, F), conditional, integrate=dgp.likelihoods.GaussHermite(5))
 
 
@@ -312,7 +312,7 @@ WRONG = {
         (F, FunctionValues(jnp.zeros(1), jnp.ones(1), event_dim=0)),
         r"values of all functions at the same rows, got batch shapes",
     ),
-    "a mixture": ((PAIR.mix(jnp.eye(2)), ONE), r"functions that are not mixed among several, got f\(x\).mix\(W\)"),
+    "a mixture": ((PAIR.mix(jnp.eye(2)), ONE), r"functions that are not mixed, got f\(x\).mix\(W\)"),
 }
 
 
@@ -326,7 +326,7 @@ def test_wrong_values(name):
 def test_wrong_conditionals_and_uses():
     with pytest.raises(ValueError, match="several rows of v by reduce_sum"):
         dgp.Likelihood((F, G), lambda v, s: dist.Normal(v - v.mean(), jnp.exp(s)))
-    with pytest.raises(ValueError, match="mix: expected values of one function, got several: mix inside the like"):
+    with pytest.raises(ValueError, match="mix: expected values of one function, got several: mix in the conditional"):
         dgp.Likelihood((F, G), lambda v, s: dist.Normal(v, jnp.exp(s))).f_x.mix(jnp.eye(2))
     assert dgp.Likelihood([F], lambda v: dist.Normal(v, 1.0)).log_prob(Y).shape == (3,)  # one in a list
 

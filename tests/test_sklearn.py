@@ -108,7 +108,7 @@ def test_not_fitted():
     [
         ({"layers": 0}, "expected layers to be a positive integer, got 0: try 2"),
         ({"num_steps": -1}, "expected num_steps to be a positive integer, got -1: try num_steps=None"),
-        ({"learning_rate": 0.0}, "expected a positive learning_rate, got 0.0: try 0.05"),
+        ({"learning_rate": 0.0}, "expected learning_rate > 0, got 0.0: 0.05"),
         ({"kernel": "Matern25"}, "expected kernel to be one of .*Matern52.*, got 'Matern25': kernel='Matern"),
         ({"guide": "inducing"}, "expected guide to be one of .*InducingPoint.*, got 'inducing'"),
         ({"likelihood": "laplace"}, "expected likelihood to be one of normal, student-t, got 'laplace'"),
@@ -164,8 +164,8 @@ def test_classes_of_inputs_too_far_away():
 @pytest.mark.parametrize(
     ("q", "message"),
     [
-        ([[0.1, 0.9]], r"expected q to be a level or a list of levels, got shape \(1, 2\): try q="),
-        ([], r"expected q to be a level or a list of levels, got shape \(0,\): try q="),
+        ([[0.1, 0.9]], r"expected q to be one or more levels, got shape \(1, 2\): q="),
+        ([], r"expected q to be one or more levels, got shape \(0,\): q="),
         ([0.5, 1.0], "expected levels between 0 and 1, got 1"),
     ],
 )

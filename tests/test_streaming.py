@@ -129,14 +129,14 @@ def test_any_source_of_batches(tmp_path):
 @pytest.mark.slow
 def test_sources_that_are_none():
     model = dgp.minibatch(shallow, data=90)
-    with pytest.raises(ValueError, match=r"expected a source of batches.*got tuple: try dgp\.Stream"):
+    with pytest.raises(ValueError, match=r"expected a source of batches.*got tuple: dgp\.Stream"):
         run(model, stream=(X, Y))
     sizes = r"shapes \[\(30, 2\), \(30,\)\] as in step 0, got \[\(29, 2\), \(29,\)\] in step 3"
     with pytest.raises(ValueError, match=sizes):
         run(dgp.minibatch(shallow, data=600), stream=Simulated(2), steps=5)
     for batch in (X, (), (X, Y[:3]), (X, 1.0)):
         stream = SimpleNamespace(num_rows=90, batch=lambda step, batch=batch: batch)
-        with pytest.raises(ValueError, match=r"batch\(0\) to be a tuple of arrays with equally many rows"):
+        with pytest.raises(ValueError, match=r"batch\(0\), a tuple of arrays with equally many rows"):
             run(model, stream=stream)
 
 
@@ -231,7 +231,7 @@ def subsampled(X, y=None):
 
 @pytest.mark.slow
 def test_bad_programs():
-    with pytest.raises(ValueError, match=r"have the plates \['rows'\], got none named \['rows'\]"):
+    with pytest.raises(ValueError, match=r"a program with plates \['rows'\], got none named \['rows'\]"):
         run(dgp.minibatch(shallow, rows=90))
     with pytest.raises(ValueError, match="got size 90 with subsample_size 30: leave subsampling"):
         run(dgp.minibatch(subsampled, data=90))
@@ -282,7 +282,7 @@ def plain(name):
 
 def test_every_run_has_its_own_plates():
     """One handler, two runs, the second of a program that lacks the plate."""
-    missing = r"have the plates \['data'\], got none named \['data'\]"
+    missing = r"a program with plates \['data'\], got none named \['data'\]"
     names = iter(["data", "rows", "data"])
     model = dgp.minibatch(lambda y: plain(next(names))(y), data=90)
     density = lambda: log_density(model, (Y[:30],), {}, {})[0]  # noqa: E731

@@ -321,7 +321,7 @@ def test_single_precision(x32):
         (lambda: G.GivenInducing("tied"), 'expected weights "free", "model", a positive rank or a function'),
         (lambda: G.GivenInducing(0), "a positive rank or a function of the inputs, got 0"),
         (lambda: G.GivenInducing(scale=-1.0), "GivenInducing: expected scale to be positive"),
-        (lambda: G.JointOutputs("model"), "the model does not join outputs"),
+        (lambda: G.JointOutputs("model"), "use GivenInducing"),
         (lambda: G.JointOutputs(scale=0.0), "JointOutputs: expected scale to be positive"),
         (lambda: G.GivenBelow(scale=0.0), "GivenBelow: expected scale to be positive"),
     ],

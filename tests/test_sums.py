@@ -170,9 +170,9 @@ def line():
     [
         (
             lambda: line().linear(CELLS[None], BINS),
-            r"f\.linear: expected the points of all sums .* shape \(Q, D\)",
+            r"f\.linear: expected all points x \(Q, D\)",
         ),
-        (lambda: line().linear(CELLS, BINS.T), r"weights A of shape \(K, 20\), a row per sum.*got \(20, 5\)"),
+        (lambda: line().linear(CELLS, BINS.T), r"weights A of shape \(K, 20\), one row per sum.*got \(20, 5\)"),
         (lambda: line().linear(CELLS, BINS[0]), r"got \(20,\): a single sum is A\[None\]"),
         (lambda: line().linear(CELLS, BINS.at[0, 0].set(jnp.nan)), r"expected finite weights of f\.linear"),
         (lambda: line().linear(jnp.zeros((20, 2)), BINS), "expected inputs with D = 1 columns"),

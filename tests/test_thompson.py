@@ -52,7 +52,7 @@ def test_thompson_sampling_of_a_mixture():
     assert 8 <= (np.abs(found) < 1e-3).sum() < 16
     hidden = mixture(deep, f=jnp.zeros((20, 1, 8)))
     assert np.isfinite(design.ThompsonSampling(hidden, KEY, num_features=16)(Z[:2]))
-    with pytest.raises(ValueError, match="expected at most 20 points x, as many as the chain has draws, got 21"):
+    with pytest.raises(ValueError, match="expected at most 20 points x, the draws of the chain, got 21"):
         design.ThompsonSampling(both, KEY)(jnp.zeros((21, 1)))
 
 

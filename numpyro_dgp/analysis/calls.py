@@ -1,19 +1,16 @@
-"""What a call of a program at new inputs means: what is predicted there, and what depends on the inputs.
+"""Analysis of a call of a program at new inputs: the predicted sites, and the values that depend on the inputs.
 
-A prediction takes from a fit what all data share. A function whose inducing inputs or hyperparameters are computed from
-the rows of the call is not shared: at other rows it is another function. This module finds such functions, and the
-latents that an observation of the call says something about, by tracing the program with shapes only.
+A prediction takes from a fit the values that all data share. A function whose inducing inputs or hyperparameters are
+computed from the rows of the call is not shared: at other rows it is another function. This module finds such
+functions, and the latents that the observations of the call are informative about, by tracing the program on shapes.
 
-Values that count as shared by all data and that a program uses row by row: those of the rows of one call.
+**Values used row by row.** A latent in a plate of its own, whose entry n is used at row n of the data, is not shared:
+its values belong to the rows of the fit.
 
-A fit gives a prediction what all data share. A latent in a plate of its own, of which row n is used at row n of the
-data, is not shared: at other rows its values are those of the rows of the fit.
+**Rows used together.** Inputs or densities of single rows that are computed from all rows, as by ``X - X.mean(0)``,
+define another model at other rows: rows that are predicted alone are standardised alone.
 
-Inputs and densities of single rows that a program computes from all rows of a call, as by ``X - X.mean(0)``.
-
-At other rows that is another model: rows that are predicted alone are standardised by themselves, not as in the fit.
-
-Checks of a call of a program at new inputs: whether a fit has what its prediction needs.
+The checks raise where a fit lacks values that a prediction needs.
 """
 
 from __future__ import annotations
@@ -112,7 +109,7 @@ _OF_ALL_ROWS = frozenset("reduce_sum reduce_max reduce_min reduce_prod reduce_or
 
 
 class Together(NamedTuple):
-    """What of a site is computed from all rows.
+    """The parts of a site that are computed from all rows.
 
     Args:
         site: its name.
@@ -381,10 +378,7 @@ def _candidates(site: str | None, sites: Trace, ends: frozenset[str], program: P
         raise expected(
             "site= to be the name of an observed site",
             f"the {what} {site!r}",
-            (
-                f"the program observes {observed}; draws of latent sites are guide.sample_posterior(key, "
-                "params, X, y), or of MCMC"
-            ),
+            f"the program observes {observed}; for latent sites use guide.sample_posterior(key, params, X, y)",
         )
     return [site]
 
@@ -436,15 +430,12 @@ def _row_arguments(sites: Trace, facts: Any, shapes: list[tuple[int, ...]]) -> s
 
 
 def require_unobserved(call: Call) -> None:
-    """Raise if a call observes what it is to predict; warn if latents have another distribution than one may expect."""
+    """Raise if a call observes the sites to predict; warn if its observations do not change the prediction."""
     if call.candidates and not call.predicted:
         raise expected(
-            "a call without the observations that are to be predicted",
+            "a call without the observations to predict",
             f"those of {', '.join(map(repr, call.candidates))}",
-            (
-                "leave them out, posterior.predict(key, X), posterior.sample(key, X); "
-                "posterior.log_density(key, y, X) takes them right after the key"
-            ),
+            "posterior.predict(key, X) leaves them out; posterior.log_density(key, y, X) takes them after the key",
         )
     observed, latents = call.ignored()
     if observed:
@@ -476,10 +467,7 @@ def require_own_functions(call: Call) -> None:
         raise expected(
             f"inducing inputs and hyperparameters of {layer!r} that do not depend on the rows of the call",
             f"some computed from {', '.join(arguments)}",
-            (
-                "at other rows that is not the function that was fitted. Compute them once, outside the "
-                "model: Z = X[::10] before def model(X, y=None)"
-            ),
+            "at other rows it is another function. Compute them once, outside the model: Z = X[::10]",
         )
 
 
@@ -491,10 +479,7 @@ def require_new_rows(call: Call) -> None:
         raise expected(
             "sites with a value per row in the plates of the rows",
             f"{name!r}, of which {user!r} uses row n at row n of the call",
-            (
-                f"the fit has its values for its own rows only. Open it {where}, so that new rows draw their "
-                f"own; values of groups are picked by an argument, {name}[group]"
-            ),
+            f"the fit has values for its own rows only. Open it {where}; index values of groups, {name}[group]",
         )
 
 
@@ -511,11 +496,8 @@ def require_conditionals(call: Call, below: bool) -> None:
         if of_data or (below and name in above):
             raise expected(
                 "functions with inducing points",
-                f"values of one without (inducing=None or dgp.Neighbours) at {name!r}",
-                (
-                    "at new rows they depend on the data of the fit, which its parameters and draws do not hold. "
-                    "Give the data, posterior.on(X, y), or give the layer dgp.Points(X), and y a dgp.Likelihood"
-                ),
+                f"values without (inducing=None or dgp.Neighbours) at {name!r}, which need the data of the fit",
+                "give the data, posterior.on(X, y), or the layer dgp.Points(X) and y a dgp.Likelihood",
             )
 
 

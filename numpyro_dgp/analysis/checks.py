@@ -1,7 +1,7 @@
-"""What a program must not do, where an algorithm would give a wrong result in silence: a table of checks.
+"""A table of checks: program features that would make an algorithm return wrong results silently.
 
-An algorithm picks rows of the table: ``with require("for_mcmc", WHOLE_DATA, FIXED_PARAMETERS): model(X, y)``.
-:func:`explained` says what to change in a program whose run ends in an error of JAX or NumPy.
+An algorithm selects rows of the table: ``with require("for_mcmc", WHOLE_DATA, FIXED_PARAMETERS): model(X, y)``.
+:func:`explained` translates errors of JAX and NumPy into advice about the program.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class Check(NamedTuple):
-    """One thing that a program must not do.
+    """One feature that a program must not have.
 
     Args:
         at_site: from a message on its way in, and the handler, to the error; ``None`` for none.
@@ -146,9 +146,8 @@ def _is_masked(msg: Message, run: require) -> ValueError | None:
         return None
     return expected(
         "a Likelihood with observed=mask",
-        f"obs_mask=, which would infer the other entries as a latent site {name!r}",
-        f"write numpyro.sample({y!r}, dgp.Likelihood(f(x), conditional, observed=mask), obs=y), which leaves missing "
-        "entries out; posterior.predict gives all",
+        f"obs_mask=, which would make the other entries a latent site {name!r}",
+        f"write numpyro.sample({y!r}, dgp.Likelihood(f(x), conditional, observed=mask), obs=y)",
         f"site {y!r}",
     )
 
@@ -156,10 +155,8 @@ def _is_masked(msg: Message, run: require) -> ValueError | None:
 def _transformed(at: str | None = None) -> ValueError:
     return expected(
         "sites outside JAX transformations",
-        "one inside lax.scan, fori_loop, map, vmap, cond, checkpoint or jit, where it has one value for all steps, or "
-        "one that is lost to the program",
-        "draw all values at once, in a numpyro.plate or as h = numpyro.sample('h', f(x)), write a Python loop with a "
-        "name for every step, or, for NUTS and the guides of NumPyro, use numpyro.contrib.control_flow.scan",
+        "one inside lax.scan, fori_loop, map, vmap, cond, checkpoint or jit, where sites are shared or lost",
+        "draw all values at once in a plate or as numpyro.sample('h', f(x)), or write a Python loop",
         at,
     )
 
@@ -200,7 +197,7 @@ INITIAL_VALUES = Check(at_end=_without_initial_value)
 do: a program would compute with None."""
 
 NO_OBS_MASK = Check(_is_masked)
-"""No ``obs_mask=`` beside a ``Likelihood``: NumPyro would make unobserved rows of y latent variables, and
+"""No ``obs_mask=`` with a ``Likelihood``: NumPyro would make unobserved rows of y latent variables, and
 exp(``log_prob``) of a ``Likelihood`` is no density of y."""
 
 OUTSIDE_TRANSFORMATIONS = Check(_is_transformed)
@@ -248,7 +245,7 @@ class NotTraceableError(ValueError):
 
 @contextmanager
 def explained(arguments: Any) -> Iterator[None]:
-    """Raise what goes wrong inside as an error that says what to change in a program.
+    """Translate errors of JAX and NumPy into errors that tell what to change in the program.
 
     Args:
         arguments: of the program.
@@ -281,10 +278,7 @@ def explained(arguments: Any) -> Iterator[None]:
         raise expected(
             "arrays with as many rows as the plate that they are used in",
             error,
-            (
-                "in a plate that takes some rows, with numpyro.plate(name, len(X), subsample_size=batch) as "
-                "i, use X[i] and y[i]"
-            ),
+            "in a subsampled plate, with numpyro.plate(name, len(X), subsample_size=batch) as i, use X[i] and y[i]",
         ) from error
 
 

@@ -1,4 +1,4 @@
-r"""Which inducing values a bound may integrate, and which have to be drawn.
+r"""Which inducing values a bound may integrate out, and which must be sampled.
 
 In marginal mode every row of a layer is drawn from its own marginal :math:`q(f(x_n))`, and a likelihood uses that
 marginal too. This gives the bound if each term depends on one row of a function: on one datum and its hidden values. A

@@ -1,4 +1,4 @@
-"""Programs in which what all data share is computed from the observations, as by ``m = y.mean()``.
+"""Programs in which values shared by all data are computed from the observations, as by ``m = y.mean()``.
 
 A prediction has no observations: at new rows such a program is another one than that of the fit.
 """
@@ -107,13 +107,9 @@ def _require(facts: dict[str, Facts], observed: Facts) -> None:
 def _refuse(name: str, what: str, observed: str) -> NoReturn:
     which = {"function": "the function", "inputs": "the inputs of the function"}.get(what, "a mean, scale or variance")
     raise expected(
-        "a program in which nothing but observed values depends on the observations",
+        "a program in which only observed values depend on the observations",
         f"{which} computed from those of {observed!r}",
-        (
-            "a prediction has none, so that it would be another program than that of the fit. Compute "
-            "what all rows share once, outside the model: units = dgp.initial.Standardizer.fit(y), m = "
-            "float(y.mean()); or make it a site, m = numpyro.sample('m', ...)"
-        ),
+        "predictions have no observations; compute it outside the model, dgp.initial.Standardizer.fit(y)",
         at=f"site {name!r}",
     )
 

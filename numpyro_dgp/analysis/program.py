@@ -3,7 +3,7 @@
 A program is inspected by running it: once abstractly (``inspect_program``: shapes and structure, no arithmetic),
 and, when parameters are created, once for real (``initial_values``).
 
-Checks on shapes that every row of a program counts once: sites against their plates, arrays against indices.
+Shape checks that every row counts once: sites against their plates, arrays against indices.
 
 JAX broadcasts arrays of shapes (N, 1) and (N,) to (N, N), and clamps indices beyond the end of an array. Both give a
 loss without an error, in which rows count several times.
@@ -77,7 +77,7 @@ def plate_sizes(sites: Trace) -> dict[str, int]:
 
 
 def require_rows_once(sites: Trace) -> None:
-    """Refuse sites with another number of rows than their plates, and observations that broadcasting repeats.
+    """Raise for sites with another number of rows than their plates, and observations that broadcasting would repeat.
 
     Args:
         sites: a trace of the program in which no latent has several values per datum.
@@ -92,10 +92,7 @@ def require_rows_once(sites: Trace) -> None:
             rows = site["fn"].batch_shape[frame.dim]
             if rows != frame.size:
                 raise expected(
-                    f"{frame.size} row(s), as many as plate {frame.name!r} has",
-                    rows,
-                    _INDEX,
-                    at=f"site {site['name']!r}",
+                    f"{frame.size} row(s), as in plate {frame.name!r}", rows, _INDEX, at=f"site {site['name']!r}"
                 )
         if site["is_observed"] and np.shape(site["value"]):  # a single number is meant for all rows
             _require_counted_once(site)
@@ -108,12 +105,9 @@ def _require_counted_once(site: Message) -> None:
     event = shape[len(shape) - min(len(shape), fn.event_dim) :]
     if event != fn.event_shape and _broadcast(event, fn.event_shape) is not None:
         raise expected(
-            f"observations whose last axes have the event shape {fn.event_shape} of the distribution",
+            f"observations whose last axes are the event shape {fn.event_shape} of the distribution",
             f"shape {shape}",
-            (
-                "an array (N,) beside a column (N, 1) is repeated N times; give y of shape (N, P) for a "
-                "layer with outputs=P, of shape (N,) for a scalar function"
-            ),
+            "give y of shape (N, P) for a layer with outputs=P, of shape (N,) for a scalar function",
             at=f"site {site['name']!r}",
         )
     batch = shape[: len(shape) - len(event)]
@@ -150,8 +144,8 @@ def _require_counted_once(site: Message) -> None:
         )
     if _broadcast(total, weights) != total:
         raise expected(
-            f"weights (handlers.scale) for {total} log densities",
-            f"shape {weights} in {where}",
+            f"weights (handlers.scale) for {total} densities",
+            f"{weights} in {where}",
             _COLUMNS,
             at=f"site {site['name']!r}",
         )
@@ -166,7 +160,7 @@ def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def require_long_enough(found: list[ShortArray]) -> None:
-    """Refuse arrays with fewer rows than the plate whose indices pick them.
+    """Raise for arrays with fewer rows than the plate whose indices select them.
 
     Raises:
         ValueError: such an array.
@@ -175,16 +169,13 @@ def require_long_enough(found: list[ShortArray]) -> None:
         raise expected(
             f"arrays with a row for every index below its size {size}",
             f"one of shape {shape} indexed along axis {axis}",
-            (
-                f"JAX would repeat its last row; give the plate the number of rows, numpyro.plate({plate!r}, "
-                "len(X), ...), and X and y equally many"
-            ),
+            f"JAX would repeat its last row; write numpyro.plate({plate!r}, len(X), ...), with as many y as X",
             at=f"plate {plate!r}",
         )
 
 
 def require_indexed(sites: Trace, facts: Mapping[str, Mapping[str, list[Fact]]], arguments: Any) -> None:
-    """Refuse rows that a plate does not pick beside rows that it does: inputs and observations would not match.
+    """Raise if a subsampling plate indexes some arrays but not others: inputs and observations would not match.
 
     Args:
         sites: a trace of the program.
@@ -362,7 +353,7 @@ def require_sound(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     A program that needs the values of its arguments is not checked, and has no result.
 
     Raises:
-        ValueError: as :func:`inspect_program`, but for programs that need the values of their arguments.
+        ValueError: as :func:`inspect_program`, except for programs that need the values of their arguments.
     """
     return with_traceable(lambda args, kwargs: inspect_program(model, args, kwargs), args, kwargs)
 

@@ -113,12 +113,9 @@ def with_rows(
     inputs: Any = next(iter((*bound.args, *bound.kwargs.values())), None) if name is None else named.get(name)
     if not np.ndim(inputs) or isinstance(inputs, list | tuple):
         raise expected(
-            (
-                "the inputs, an array with one row per datum, in "
-                f"{('the first argument' if name is None else f'argument {name!r}')} of the model"
-            ),
+            f"one row per datum in {('the first argument' if name is None else f'argument {name!r}')} of the model",
             type(inputs).__name__,
-            f"the arguments are {list(named)}; name the one, inputs='X'",
+            f"the arguments are {list(named)}; name the inputs, inputs='X'",
         )
     now = rows(jnp.asarray(as_numbers("inputs", inputs)))
     before, index = len(inputs), np.arange(len(now)) % len(inputs)

@@ -3,7 +3,7 @@ r"""The optimal posterior of hidden values that is linear in the inducing values
 .. math:: q(h_n \mid v) = N(T_n v + t_n,\, \Omega_n), \qquad q(v) = N(m, \Sigma)
 
 The layer above depends on :math:`h_n` through its mean :math:`T_n m + t_n` and its variance
-:math:`\Omega_n + T_n \Sigma T_n^\top` only. With these two held fixed, the term of the layer itself,
+:math:`\Omega_n + T_n \Sigma T_n^\top` only. With these two fixed, the term of the layer itself,
 :math:`E[\log N(h_n; f(x_n), s_n^2)]`, the entropy of q(h | v) and the divergence of q(v) are jointly concave in
 :math:`\Sigma` and the covariances :math:`T_n \Sigma`. Their one maximum has, with :math:`r_n = \Omega_n / s_n^2`,
 

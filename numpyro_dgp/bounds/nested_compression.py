@@ -81,7 +81,7 @@ class NestedLayer:
             found == expected,
             f"shapes {expected} for Z of shape {(M, D)}",
             found,
-            "every output has its own row of loc",
+            "each output has a row of loc",
         )
 
 

@@ -1,15 +1,15 @@
-r"""``deepen``: the start of a deeper program at the fit of a shallower one.
+r"""``deepen``: initial parameters of a deeper program from the fit of a shallower one.
 
-What the layers of a program get as inputs, and whether those of a fit get the same with new layers among them.
+Checks that the layers of the fit receive the same inputs in the deeper program.
 
-New layers of a program as near the identity as one likes: :math:`q(v) = p(v)`, and a small variance.
+New layers start near the identity: :math:`q(v) = p(v)`, and a small variance.
 
-A layer with the mean m(x) = x moves its inputs by a function of variance k(x, x). Where q(v) is the prior that function
-costs no divergence, and the bound loses what the movement costs the layers above, which goes to zero with k(x, x). A
-narrow q(v) at a given k(x, x) costs :math:`\log(1/s)` for each of the M P inducing values, and leaves what inducing
-points do not explain.
+A layer with the mean m(x) = x moves its inputs by a function of variance k(x, x). Where q(v) is the prior, its
+divergence is zero, and the loss of the bound through the layers above goes to zero with k(x, x). A narrow q(v) of
+standard deviation s would instead cost :math:`\log(1/s)` for each of the M P inducing values, and would keep the
+conditional variance between inducing points.
 
-Which parameters of a deeper program are those of a fitted one, by the names of sites, and which are new.
+Parameters are matched by the names of their sites; the others are new.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def layer_inputs(
 def require_same_inputs(
     deeper: Mapping[str, list[LayerInputs]], fitted: Mapping[str, list[LayerInputs]], old: Mapping[str, str]
 ) -> None:
-    """Raise unless every layer of the fit sees in the deeper program what it saw in the fit.
+    """Raise unless every layer of the fit has the same inputs in the deeper program.
 
     Args:
         deeper: inputs of the layers of the deeper program, with new layers at their means.
@@ -137,12 +137,9 @@ def require_same_inputs(
                 continue
             if ours.inducing.shape != theirs.inducing.shape or _distance(ours.inducing, theirs.inducing) > 0:
                 raise expected(
-                    (
-                        f"layer {name!r} to have the inducing inputs of {old[name]!r} in the fitted program, shape "
-                        f"{theirs.inducing.shape}"
-                    ),
+                    f"layer {name!r} to have the inducing inputs of {old[name]!r}, shape {theirs.inducing.shape}",
                     f"others, shape {ours.inducing.shape}",
-                    "pass the same Z, or Points(Z, learn=True), which takes those of the fit",
+                    "pass the same Z, or Points(Z, learn=True), which starts at those of the fit",
                 )
 
 
@@ -250,11 +247,7 @@ def taken_parameters(
             raise expected(
                 f"{name!r} to have the shape of {source!r} of the fit, {shapes[1]}",
                 shapes[0],
-                (
-                    "see that names says which layer of the fit each one is, names={'f1': 'f0'}, and that a new "
-                    "layer has as many outputs as inputs; take the same numbers of inducing points and the same "
-                    "rules, for hyperparameters rules of single sites"
-                ),
+                "map layers by names={'f1': 'f0'}, with as many outputs, inducing points and the same rules",
             )
         taken[name], sources[source] = fitted[source], name
     if lost := fitted.keys() - sources.keys():
@@ -411,7 +404,7 @@ class DeeperStart(NamedTuple):
     fitted: float
     """The bound of the fitted program."""
     bound: float
-    """The bound of the deeper program at ``params``, but for ``densities``."""
+    """The bound of the deeper program at ``params``, without ``densities``."""
     error: float
     """Standard error of the difference of the two."""
     densities: float
@@ -533,10 +526,7 @@ def deepen(
         raise expected(
             f"a variance of the new layer {next(iter(layers.inducing))!r} that can start small",
             "one that no positive hyperparameter of its own changes",
-            (
-                "take the variance of its kernel from numpyro.sample or numpyro.param, as in "
-                "numpyro.param('variance', 1.0, constraint=constraints.positive)"
-            ),
+            "write variance = numpyro.param('variance', 1.0, constraint=constraints.positive), or sample it",
         )
 
     @jax.jit
@@ -651,12 +641,8 @@ def _largest(
     if not best.bound >= best.fitted - _CERTAIN * best.error - rounding:
         raise expected(
             f"a bound that is not lower than that of the fit, {best.fitted:.6g}",
-            (f"{best.bound:.6g} with the new layers {sorted(layers.inducing)} at a variance of {best.variance:.3g}"),
-            (
-                "where that is not small, take their variance and process noise from numpyro.sample or "
-                "numpyro.param; where it is, see that priors, likelihood and fixed numbers are those of the "
-                "fit"
-            ),
+            f"{best.bound:.6g} with the new layers {sorted(layers.inducing)} at a variance of {best.variance:.3g}",
+            "sample the new layers' variance and noise; keep priors, likelihood and constants of the fit",
         )
     allowed = errors * best.error + rounding
     low, high = -1, _HALVINGS

@@ -1,22 +1,19 @@
-r"""``fit_best``: programs of one, two and three layers, weighed by what the data say of them.
+r"""``fit_best``: programs of one, two and three layers, weighted by their leave-one-out densities or their evidence.
 
-Further runs of Monte Carlo for the predictions of a program.
+**Several runs.** Where several hidden layers explain the data, one long run ends at one or two of them, and more
+samples do not help; independent shorter runs end at several. Estimates of their evidence differ by more than their
+errors, so weights by evidence or by stacking would keep mostly one run. Short runs therefore get equal weights.
 
-Where several hidden layers explain the data, each run ends at one or two of them, and more draws of it say no more.
-Independent runs with fewer draws each end at several. Their evidence is known to a few nats, in which they differ by
-more: by the evidence, and by stacking too, mostly one of them would count. So the short ones count alike.
+All runs enter predictions. Evidence and leave-one-out densities are those of the first run: the points of a short run
+are similar to each other, which makes its leave-one-out densities too optimistic.
 
-Only predictions are made of all runs. What is said of the program, its evidence and the densities of rows that are left
-out, is that of the first run: points of a short run are alike, and say too much of rows that are left out.
-
-What a fitted program says of each row when the others are all that is known, from draws of its posterior.
-
-Let u be all that is sampled when the last layer is integrated. Given a draw of it, a row has the density
+**Leave-one-out densities.** Let u be all latents when the last layer is integrated out. Given a draw of u, a row has
+the density
 
 .. math:: p(y_n \mid y_{-n}, u) = p(y \mid u) / p(y_{-n} \mid u),
 
-two integrals over the last layer, the second with the row masked. Draws of :math:`p(u \mid y)` that have the weights
-:math:`1 / p(y_n \mid y_{-n}, u)` are draws of :math:`p(u \mid y_{-n})`, so that
+two integrals over the last layer, the second with the row masked. Draws of :math:`p(u \mid y)` with weights
+:math:`1 / p(y_n \mid y_{-n}, u)` represent :math:`p(u \mid y_{-n})`, so that
 
 .. math:: p(y_n \mid y_{-n}) = \bigl(E\, [1 / p(y_n \mid y_{-n}, u)]\bigr)^{-1}, \qquad u \sim p(u \mid y).
 
@@ -193,52 +190,51 @@ def fit_best(
     num_runs: int = 4,
     previous: WeightedPosterior | None = None,
 ) -> WeightedPosterior:
-    r"""Fit programs of several depths and predict with their mixture, weighed by what the data say of each.
+    r"""Fit programs of several depths and predict with their mixture, weighted by stacking or by evidence.
 
     .. math:: p(y \mid x) = \sum_d w_d\, p_d(y \mid x), \qquad
               w = \arg\max_w \sum_n \log \sum_d w_d\, p_d(y_n \mid y_{-n})
               \quad\text{or}\quad
               w_d \propto \rho^d\, p_d(y)
 
-    Draws of every posterior, of hyperparameters and hidden layers together, and the evidence :math:`p_d(y)` come from
-    sequential Monte Carlo from the prior, by elliptical slice moves; the last layer is integrated where its likelihood
-    is Gaussian (:func:`dgp.for_mcmc`). Nothing is approximated but by the number of draws. Programs that have a weight
-    by one run predict by further, short ones too (``num_runs``): each may find another hidden layer that explains the
-    data.
+    Joint posterior samples of hyperparameters and hidden layers, and the evidence :math:`p_d(y)`, come from sequential
+    Monte Carlo from the prior, with elliptical slice moves; the last layer is integrated out where its likelihood is
+    Gaussian (:func:`dgp.for_mcmc`). The only approximation is the finite number of draws. Programs with a weight
+    predict with further, shorter runs (``num_runs``): each may find another hidden layer that explains the data.
 
-    By default the weights are those of stacking. The density of a row given the others, all that is sampled integrated,
-    is :math:`(E_u [p(y_{-n} \mid u) / p(y \mid u)])^{-1}` over the draws u of a run: two integrals of the last layer
-    for each, and no other fit. A program has a weight only if it predicts rows better than the shallowest one, by
-    ``least_gain`` standard errors; unless the data speak for depth, predictions are those of a Gaussian process.
+    By default the weights are those of stacking. The leave-one-out density of a row is :math:`(E_u [p(y_{-n} \mid u) /
+    p(y \mid u)])^{-1}` over the draws u of a run: two integrals over the last layer for each row, without refits. A
+    program has a weight only if it predicts rows better than the shallowest one by ``least_gain`` standard errors;
+    without evidence for depth, predictions are those of a Gaussian process.
 
-    With ``weigh="evidence"`` they are the posterior probabilities of the depths. The evidence is estimated without
-    bias, but for what comes of temperatures that are chosen on the way; with too few draws its logarithm is mostly too
-    low, of deeper programs more than of one layer. Before the data each further layer has the odds :math:`\rho`.
-    Programs have no weight that have less than ``least_odds`` of the probability of the most probable one, or are less
-    probable than a shallower one (the two rules of Occam's window).
+    With ``weigh="evidence"`` they are the posterior probabilities of the depths. The estimate of the evidence is
+    unbiased, except for the adaptive choice of temperatures; with too few draws its logarithm is mostly too low, for
+    deeper programs more than for one layer. Each further layer has the prior odds :math:`\rho`.
+    Programs with less than ``least_odds`` of the probability of the most probable one, or less than a shallower one,
+    have no weight (the two rules of Occam's window).
 
-    One layer with a Gaussian likelihood predicts as Gaussian processes mostly do, with its hyperparameters
-    :math:`\theta` where :math:`p(y \mid \theta)\, p(\theta)\, \lvert d\theta / du \rvert` is largest, u their
-    unconstrained numbers (the logarithms of positive ones). Of codes without noise that is more accurate than draws.
+    One layer with a Gaussian likelihood predicts with its hyperparameters :math:`\theta` at the mode of :math:`p(y \mid
+    \theta)\, p(\theta)\, \lvert d\theta / du \rvert`, with u their unconstrained values (logarithms of positive ones).
+    For codes without noise that is more accurate than draws.
 
-    It is meant for small designs: at each of three to ten temperatures there are ``num_draws`` sweeps of a few moves
-    for every site, each of which evaluates the program a few times, in which every layer costs O(N^3).
+    The method is for small designs: each of three to ten temperatures needs ``num_draws`` sweeps of a few moves per
+    site, each of which evaluates the program a few times, and every layer costs O(N^3).
 
-    A search fits to a few more runs again and again. With ``previous``, the fit before, a second run of Monte Carlo
-    goes on from its draws, along
+    A search refits with a few more runs in every round. With ``previous``, the earlier fit, a second Monte Carlo run
+    continues from its draws, along
 
     .. math:: \bigl[p_{\text{before}}(u)\, p(y_{\text{before}} \mid u)\bigr]^{1 - \beta}\,
               \bigl[p(u)\, p(y \mid u)\bigr]^{\beta}, \qquad 0 \le \beta \le 1,
 
-    and of the two runs of each depth the one with more evidence is kept: what one run misses makes its estimate too
-    low. So nothing that was found is lost. New rows belong at the end: whitened values of inducing inputs at the data
-    remain what they were, and the new ones begin at draws of the prior. The data may be scaled in another way than
-    before, and priors may be others. Errors of the log evidence add up from fit to fit.
+    and of the two runs of each depth the one with more evidence is kept, because a run that misses a mode
+    underestimates the evidence. Append new rows at the end: whitened values of inducing inputs at the data are kept,
+    and the new ones start at draws from the prior. Scaling of the data and priors may change. Errors of the log
+    evidence add up from fit to fit.
 
-    Name hyperparameters and layers as you like; each depth is fitted on its own. A hidden layer should be the identity
-    and a small Gaussian process, ``mean=dgp.means.IdentityMean()``. Of codes with little noise the inducing inputs
-    belong at the data in every layer, ``Z = f(Z).loc`` above the layer ``f``, as in the example: what inducing points
-    do not explain is divided by the variance of the noise.
+    Names of hyperparameters and layers are free; each depth is fitted separately. A hidden layer should be the identity
+    plus a small Gaussian process, ``mean=dgp.means.IdentityMean()``. For codes with little noise place the inducing
+    inputs at the data in every layer, ``Z = f(Z).loc`` above the layer ``f``, as in the example: the bound divides the
+    conditional variance by the variance of the noise.
 
     Args:
         family: from the number of layers to the program of that depth, for pairs of ``depths`` from layers and columns,
@@ -249,38 +245,38 @@ def fit_best(
             ``(1, (2, 1), 2)`` tries a hidden layer with one column too, for functions of one direction of the inputs,
             straight or curved (:func:`dgp.design.emulator_family`).
         weigh: by ``"stacking"`` of predictions of rows that are left out, or by ``"evidence"``.
-        least_gain: of ``"stacking"``: standard errors by which the log density of rows that are left out has to be
-            above that of the shallowest program, or a program has no weight.
-        folds: of ``"stacking"``: so many fits to the other rows, in place of leaving out one row after the other with
-            the draws of one fit. Rows are those of the first and the last argument; others are the same in every fold.
-        layer_odds: :math:`\rho`, of ``"evidence"``: the prior probability of a program over that of one with a layer
-            less; 1 for programs that are equally probable.
-        least_odds: of ``"evidence"``: the probability of a program over that of the most probable one, below which it
-            has no weight; 0 for weights of all, of those too that are less probable than a shallower one.
-        one_layer: how one layer with a Gaussian likelihood predicts: ``"mode"``, at the largest density of its
-            hyperparameters, or ``"draws"`` of them, which a search that must not be sure of its lengthscales, or much
-            noise, may want.
-        num_draws: of each posterior, and points at each temperature. With few, an optimum that is found late in the one
-            run may not be in the other: where the programs' evidence matters, see that it stays with another key.
-        num_sweeps: of each of the ``num_draws / num_sweeps`` chains at each temperature. The point after each sweep
-            counts, so that more make longer and fewer chains, at the same cost.
-        num_runs: R, of Monte Carlo, of each program that has a weight by the first. Half of the draws that it predicts
-            by are of the other R - 1, which have ``num_draws / R`` points each and count alike. Draws of one run all
-            descend from a few, and may all have one hidden layer of several that explain the data. Evidence, weights,
-            and where ``previous`` goes on, are those of the first. 1 for it alone, in little more than half of the
-            time, and in a search: the others begin at the prior, and may miss what was found in rounds before.
-        previous: what ``fit_best`` returned for these depths, before the last rows were added.
+        least_gain: of ``"stacking"``: a program has a weight only if its log density of left-out rows is above that of
+            the shallowest program by this many standard errors.
+        folds: of ``"stacking"``: the number of folds of cross-validation by refits, instead of leaving out single rows
+            with the draws of one fit. Rows are those of the first and the last argument; others are the same in every
+            fold.
+        layer_odds: :math:`\rho`, of ``"evidence"``: the prior odds of a program against one with a layer less; 1 for
+            equal prior probabilities.
+        least_odds: of ``"evidence"``: the smallest probability of a program relative to the most probable one with a
+            weight; 0 for weights of all programs, including those less probable than a shallower one.
+        one_layer: how one layer with a Gaussian likelihood predicts: ``"mode"``, at the mode of its hyperparameters, or
+            ``"draws"`` of them, for searches with uncertain lengthscales and for noisy data.
+        num_draws: of each posterior, and points at each temperature. With few, runs may differ in the modes that they
+            find: where the evidence matters, check it with another key.
+        num_sweeps: of each of the ``num_draws / num_sweeps`` chains at each temperature. Every sweep gives a point, so
+            that more sweeps make longer and fewer chains, at the same cost.
+        num_runs: R, the number of Monte Carlo runs of each program with a weight. Half of the draws for predictions
+            come from the other R - 1 runs, with ``num_draws / R`` points each and equal weights: draws of one run
+            descend from few points and may all have the same one of several hidden layers that explain the data.
+            Evidence, weights and the start of ``previous`` are those of the first run. Use 1 for about half the time,
+            and in a search, where the other runs start at the prior and may miss what earlier rounds have found.
+        previous: the result of ``fit_best`` for these depths, before the last rows were added.
 
     Returns:
-        A mixture of posteriors, which predicts y and the function under it by the methods that ``dgp.Posterior`` has
-        for these, and the fits. Printed, it is a table of their evidence and weights.
+        A mixture of posteriors, with the prediction methods of ``dgp.Posterior``, and the fits. Its ``repr`` is a table
+        of evidence and weights.
 
     Raises:
         ValueError: a family that does not give programs or takes no columns, depths that do not ascend, another way to
             weigh or to predict by one layer, odds that are not positive or leave out all, a gain that is negative,
             fewer rows than folds, data that are not finite numbers, observations that do not have the rows of the
-            inputs, other arguments that have them beside folds; a program with ``numpyro.param`` sites; a previous fit
-            of other depths or programs, or one beside folds.
+            inputs, other arguments with these rows together with folds; a program with ``numpyro.param`` sites; a
+            previous fit of other depths or programs, or together with folds.
 
     Example:
         >>> import jax, numpyro
@@ -323,7 +319,7 @@ def fit_best(
     expect(weigh in ("evidence", "stacking"), 'weigh="stacking" or "evidence"', repr(weigh), 'weigh="stacking"')
     expect(
         _is_number(least_gain) and 0 <= least_gain < math.inf,
-        "least_gain as a number of standard errors, zero or more",
+        "least_gain of 0 or more standard errors",
         repr(least_gain),
         "1.0",
     )
@@ -348,11 +344,7 @@ def fit_best(
         _require_folds(folds, weigh, args)
     programs = {depth: family(*arguments_of(depth)) for depth in depths}
     if wrong := [type(program).__name__ for program in programs.values() if not callable(program)]:
-        raise expected(
-            "family(depth) to be a program, a function of the arguments",
-            wrong[0],
-            "define the model inside of family, and return it",
-        )
+        raise expected("family(depth) to be a program", wrong[0], "define the model inside of family, and return it")
     arrays, rebuild = split_arguments(args, {})
     args = rebuild(arrays)[0]
     fold_key, fit_key = jax.random.split(rng_key)
@@ -423,7 +415,7 @@ def _require_folds(folds: int, weigh: str, args: tuple[Any, ...]) -> None:
     others = jax.tree.leaves(args[1:-1], is_leaf=lambda value: isinstance(value, list))
     expect(
         not any((isinstance(value, list) or np.ndim(value)) and len(value) == rows for value in others),
-        f"inputs and observations as the only arguments with {rows} rows beside folds",
+        f"inputs and observations as the only arguments with {rows} rows for folds",
         ("another one as long between them, of which it is not known whether its rows are left out with theirs"),
         "close over it inside of family, make it columns of the inputs, or leave folds out",
     )
@@ -448,9 +440,7 @@ def _require_family(family: Any, depths: tuple[Depth, ...], args: tuple[Any, ...
     if len(args) < 2 or not np.ndim(args[0]) or not np.ndim(args[-1]) or len(args[0]) != len(args[-1]):
         shapes = [np.shape(value) for value in args]
         raise expected(
-            "inputs first and observations last, with as many rows",
-            f"arguments of shapes {shapes}",
-            "fit_best(family, key, X, y)",
+            "inputs first and observations last, of equal length", f"shapes {shapes}", "fit_best(family, key, X, y)"
         )
 
 
@@ -459,16 +449,13 @@ def _require_previous(previous: Any, depths: tuple[Depth, ...], folds: int | Non
     if previous is None:
         return {}
     expect_kind(
-        previous,
-        WeightedPosterior,
-        "previous, what fit_best returned before",
-        "fit_best(family, key, X, y, previous=best)",
+        previous, WeightedPosterior, "previous, a result of fit_best", "fit_best(family, key, X, y, previous=best)"
     )
-    expect(folds is None, "no folds beside previous", f"folds={folds}, which are fits to less data")
+    expect(folds is None, "no folds with previous", f"folds={folds}, which are fits to less data")
     known = {depth: part for depth, part in previous.parts.items() if part.ended is not None}
     if missing := [depth for depth in depths if depth not in known]:
         raise expected(
-            f"a previous fit of all depths, {depths}",
+            f"previous with all depths, {depths}",
             f"one without {missing}",
             f"depths={tuple(known)}, or leave previous out",
         )

@@ -1,17 +1,17 @@
-r"""Draws of the posterior of a program and its evidence, with the last layer integrated, by sequential Monte Carlo.
+r"""Posterior samples and evidence of a program, with the last layer integrated out, by sequential Monte Carlo.
 
-Let u be the unconstrained numbers of all sites but the inducing values of integrated layers. In coordinates
+Let u be the unconstrained values of all sites except the inducing values of integrated layers. In coordinates
 :math:`z = (u - m) / s`, with m and s of draws of the prior, and z = u for whitened values, the joint density is
 
 .. math:: p(y, u)\, \lvert du / dz \rvert = N(z; 0, I)\, e^{r(z) + \ell(z)},
           \qquad \ell = \log p(y \mid u),
 
-where r is zero but for rounding where all hyperparameters are normal or log-normal. Points go from the prior to the
+where r is zero, up to rounding, if all hyperparameters are normal or log-normal. Points go from the prior to the
 posterior along :math:`e^{\beta \ell}` (:mod:`numpyro_dgp.mcmc.population`), or, from the draws of an earlier fit
 to data :math:`y'`, along :math:`p(y' \mid u)^{1 - \beta}\, p(y \mid u)^{\beta}`: for old data and more, this is the
 sampler of Chopin (2002).
 
-One layer at the largest density of its hyperparameters, with its function integrated.
+For one layer, hyperparameters are at their posterior mode and the function is integrated out.
 
 Prior and likelihood of a program with the last layer integrated, as functions of one vector of numbers.
 """
@@ -157,19 +157,14 @@ class Density:
         shapes, others = ({n: u.shape for n, u in d.shapes.items()} for d in (self, before))
         if shapes.keys() != others.keys():
             raise expected(
-                f"the sites of previous, {sorted(others)}",
-                sorted(shapes),
-                "go on with the same family, or leave previous out",
+                f"the sites of previous, {sorted(others)}", sorted(shapes), "use the same family, or leave previous out"
             )
         for name, shape in shapes.items():
             other = others[name]
             grows = self.white[name] and len(shape) == len(other) and all(np.greater_equal(shape, other))
             expect(
                 shape == other or grows,
-                (
-                    f"the site {name!r} in the shape that it has in previous, {other}, or a larger one of "
-                    "whitened values"
-                ),
+                f"the site {name!r} to have its shape in previous, {other}, or more whitened values",
                 shape,
                 "append rows to those of previous, or leave it out",
             )
@@ -210,7 +205,7 @@ _ASCENTS = 9
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ended:
-    """Where a fit ended, from where another can go on.
+    """The state at the end of a fit, from which another can continue.
 
     Args:
         program: with the last layer integrated.

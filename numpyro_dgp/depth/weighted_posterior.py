@@ -1,6 +1,6 @@
-"""Predictions by several fitted programs, each with its weight, from stacking of held-out predictions or the evidence.
+"""Mixtures of fitted programs, weighted by stacking of held-out predictions or by the evidence.
 
-A family has a program for each number of layers, or for each pair of it and the columns of the hidden layers.
+A family has one program per number of layers, or per pair of layers and columns of hidden layers.
 """
 
 from __future__ import annotations
@@ -104,13 +104,14 @@ def evidence_weights(log_evidence: Any, log_prior: Any = 0.0, least_odds: float 
     .. math:: w_k \propto \begin{cases} q_k & \text{if } q_k \ge c\, \max_j q_j \text{ and } q_k \ge \max_{j < k} q_j \\
               0 & \text{otherwise} \end{cases}, \qquad q_k = \pi_k\, p_k(y)
 
-    The window leaves out programs that are improbable beside the most probable one, and those that are less probable
+    The window leaves out programs that are improbable compared with the most probable one, and those that are less
+    probable
     than a simpler one.
 
     Args:
         log_evidence: :math:`\log p_k(y)`, with all that is learned integrated (K,); each program contains those before
             it.
-        log_prior: :math:`\log \pi_k`, but for a constant (K,); by default all are equally probable.
+        log_prior: :math:`\log \pi_k`, up to a constant (K,); by default all are equally probable.
         least_odds: c; 0, the default, for no window: all programs have a weight.
 
     Returns:
@@ -126,7 +127,7 @@ def evidence_weights(log_evidence: Any, log_prior: Any = 0.0, least_odds: float 
         >>> print(evidence_weights([-10.0, -9.0, -9.5], least_odds=0.05).round(3))
         [0.269 0.731 0.   ]
 
-    Source: Madigan and Raftery (1994), for both rules of the window; Yao et al. (2018b), for weights beside stacking.
+    Source: Madigan and Raftery (1994), for both rules of the window; Yao et al. (2018b), for alternatives to stacking.
     """
     found = np.asarray(log_evidence, float)
     require_finite("log_evidence of evidence_weights", found, "a fit whose evidence is NaN cannot be weighed")
@@ -155,10 +156,7 @@ def as_depths(depths: Any) -> tuple[Depth, ...]:
     known = all(len(d) in (1, 2) and all(is_count(n) for n in d) for d in numbers)
     expect(
         given and known and len(set(numbers)) >= len(numbers) and numbers == sorted(numbers, key=lambda d: d[0]),
-        (
-            "depths as ascending numbers of layers, or pairs of such a number and the columns of hidden "
-            "layers among them"
-        ),
+        "depths as ascending numbers of layers, or pairs of one with the columns of hidden layers",
         repr(given),
         "depths=(1, 2, 3), or depths=(1, (2, 1), 2)",
     )
@@ -308,7 +306,7 @@ class WeightedPosterior:
             **kwargs: ``X_variance``, and keyword arguments of the model.
 
         Raises:
-            ValueError: a key that is none, or as ``dgp.Posterior.probs``.
+            ValueError: an invalid key, or as ``dgp.Posterior.probs``.
         """
         found, weights = self._of_each(key, lambda part, k: part.probs(k, *args, **kwargs))
         return (weights * found).sum(0)
@@ -327,7 +325,7 @@ class WeightedPosterior:
             **kwargs: keyword arguments of the model.
 
         Raises:
-            ValueError: a key that is none, levels that are not between 0 and 1, a y without order, or one that
+            ValueError: an invalid key, levels that are not between 0 and 1, a y without order, or one that
                 is Gaussian, or a label, by some programs only.
         """
         levels, spread = Levels.of(q), Quantity(spread_of)
@@ -382,7 +380,7 @@ class WeightedPosterior:
         return found, weights.reshape(-1, *[1] * (found.ndim - 1))
 
     def _shares(self, key: Array, default: int | None = None) -> list[tuple[Posterior, Array]]:
-        """The posteriors that take part, each with its number of draws, and their keys."""
+        """The posteriors with nonzero weight, each with its number of draws and its key."""
         require_key(key)
         num_samples = self.options.num_samples or default
         if num_samples is None:

@@ -1,4 +1,4 @@
-"""Surrogates of simulators: where to look next, designs, and what the function depends on (``dgp.design``)."""
+"""Surrogates of simulators: acquisitions, designs and sensitivity analysis (``dgp.design``)."""
 
 from numpyro_dgp._repr import public_dir
 from numpyro_dgp.design.active_learning import ALC, ALM, MICE, VIGF, ContourEntropy

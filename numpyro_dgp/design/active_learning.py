@@ -1,8 +1,8 @@
-r"""Active learning: where an observation says most about the function, everywhere or near a level.
+r"""Active learning: inputs whose observation is most informative about the function, globally or near a level.
 
-These criteria see the mean and the covariance of the mixture over draws; the entropy of a level set sees each of its
-Gaussians. The variance that an observation takes away is that of the best linear predictor: for a Gaussian posterior
-exactly the variance after it.
+These criteria use the mean and covariance of the mixture over draws; the entropy of a level set uses each of its
+Gaussians. The reduction of variance by an observation is that of the best linear predictor, exact for a Gaussian
+posterior.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["ALC", "ALM", "MICE", "VIGF", "ContourEntropy"]
 
 
 class ALM(PosteriorAcquisition):
-    r"""The variance of the function: active learning after MacKay.
+    r"""The variance of the function: active learning MacKay (ALM).
 
     .. math:: \mathrm{ALM}(x) = \sigma^2(x), \qquad \bigl\lvert \operatorname{Cov} f(x_{1:q}) \bigr\rvert^{1/q}
 
@@ -69,7 +69,7 @@ class ALM(PosteriorAcquisition):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ALC(PosteriorAcquisition):
-    r"""How much an observation lowers the variance at reference points, on average: active learning after Cohn.
+    r"""The mean reduction of variance at reference points by an observation: active learning Cohn (ALC).
 
     .. math:: \mathrm{ALC}(x) = \tfrac1R \sum_r c(r, x)\, \bigl(c(x, x) + \sigma^2 I\bigr)^{-1} c(x, r)
 
@@ -281,12 +281,7 @@ class ContourEntropy(WithDraws):
     def __call__(self, x: ArrayLike, *args: Any, **kwargs: Any) -> Array:
         """The value at points x (q, D); further arguments are those of the program."""
         rows = self.points(x)
-        expect(
-            len(rows) <= _MOST,
-            f"at most {_MOST} points, whose 2^q combinations are counted",
-            len(rows),
-            "take several batches",
-        )
+        expect(len(rows) <= _MOST, f"at most {_MOST} points (2^q combinations)", len(rows), "take several batches")
         found = self.jointly(rows, None, args, kwargs)
         means, L = found.means, found.factors()
         white = self.white(len(means), len(rows) - 1, means.dtype)

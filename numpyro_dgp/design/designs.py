@@ -1,4 +1,4 @@
-r"""Designs: which inputs to run first, and which to add so that none is near another.
+r"""Initial designs, and additions to a design that fill the space.
 
 Distances are those of columns in units of their range; two different labels of a category are one apart.
 """
@@ -33,7 +33,7 @@ def latin_hypercube(bounds: ArrayLike | Box, num: int, key: Array) -> np.ndarray
         Points (N, D) in double precision.
 
     Raises:
-        ValueError: bounds as :class:`Box`; a number of points that is not positive, or a key that is none.
+        ValueError: bounds as :class:`Box`; a number of points that is not positive, or an invalid key.
 
     Example:
         >>> import jax
@@ -66,7 +66,7 @@ def sobol(bounds: ArrayLike | Box, num: int, key: Array) -> np.ndarray:
         Points (N, D) in double precision.
 
     Raises:
-        ValueError: bounds as :class:`Box`; a number of points that is not positive, or a key that is none.
+        ValueError: bounds as :class:`Box`; a number of points that is not positive, or an invalid key.
 
     Example:
         >>> import jax
@@ -82,7 +82,7 @@ def sobol(bounds: ArrayLike | Box, num: int, key: Array) -> np.ndarray:
 
 
 def maximin(bounds: ArrayLike | Box, num: int, key: Array, *, num_exchanges: int | None = None) -> np.ndarray:
-    r"""A Latin hypercube whose nearest points are far from each other: the smallest distance is as large as found.
+    r"""A Latin hypercube that maximises the smallest distance between points, by exchanges.
 
     Points are in the middle of their part of every column. Two of them exchange their values in a column, which
     leaves a Latin hypercube one, if that lowers
@@ -103,7 +103,7 @@ def maximin(bounds: ArrayLike | Box, num: int, key: Array, *, num_exchanges: int
         Points (N, D) in double precision.
 
     Raises:
-        ValueError: bounds as :class:`Box`; numbers that are not positive, or a key that is none.
+        ValueError: bounds as :class:`Box`; numbers that are not positive, or an invalid key.
 
     Example:
         >>> import jax
@@ -125,7 +125,7 @@ def maximin(bounds: ArrayLike | Box, num: int, key: Array, *, num_exchanges: int
 
 
 def additions(bounds: ArrayLike | Box, existing: ArrayLike, num: int, key: Array) -> np.ndarray:
-    r"""Points to add to a design, one after the other, each as far from all others as can be found.
+    r"""Points to add to a design one at a time, each as far as possible from all others.
 
     .. math:: x_{n+1} = \operatorname{argmax}_x \min_{i \le n} \lVert x - x_i \rVert
 
@@ -143,7 +143,7 @@ def additions(bounds: ArrayLike | Box, existing: ArrayLike, num: int, key: Array
 
     Raises:
         ValueError: bounds as :class:`Box`; existing points of another shape or outside the bounds; a number of points
-            that is not positive, or a key that is none.
+            that is not positive, or an invalid key.
 
     Example:
         >>> import jax

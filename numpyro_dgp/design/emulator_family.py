@@ -1,4 +1,4 @@
-"""Programs of any number of layers for the runs of a simulator, with priors in the units of the runs."""
+"""Programs of any depth for the runs of a simulator, with priors in the units of the runs."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def emulator_family(
     noise                                                             log s = log(``noise``) + 2 z
     ================== ============================================== =========================================
 
-    with standard normal numbers z, and K = D but in ``family(L, K)``. Sites are those of the logarithms, so that a
-    largest density is that of logarithms. The inducing inputs of a layer are the runs, where the layers below put them:
-    nothing is left open there, as runs without noise need it.
+    with standard normal numbers z, and K = D except in ``family(L, K)``. Hyperparameters are sampled on the log scale,
+    so a MAP estimate is the mode of their logarithms. The inducing inputs of a layer are the runs, mapped through the
+    layers below: the conditional variance there is zero, as runs without noise need it.
 
     Where the outputs of a simulator range over powers of ten, model their logarithm.
 
@@ -202,6 +202,6 @@ def _require_box(bounds: ArrayLike | Box | None, data: np.ndarray) -> Box:
         raise expected(
             "columns of X that vary",
             f"{low[d]:g} in all rows of column {d}",
-            "leave the column out, or give bounds=[[low, high], ...]",
+            "leave it out, or pass bounds=[[low, high], ...]",
         )
     return Box(np.stack([low, high], 1))

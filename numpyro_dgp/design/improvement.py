@@ -1,8 +1,8 @@
 r"""Acquisitions for an optimum: the expected improvement, the confidence bound, the knowledge gradient.
 
-The expected improvement is how much better than the best value so far, b, the points are on average. Of one Gaussian
-value it is in closed form. Of several, improvements over the best so far add up point by point, and of each only the
-others before it are drawn:
+The expected improvement is the mean improvement of the points over the best value so far, b. It has a closed form for
+one Gaussian value. For several, the improvements add up point by point, and each is integrated given draws of the
+points before it:
 
 .. math:: \bigl(b - \min_j f_j\bigr)_+ = \sum_j (m_{j-1} - f_j)_+, \qquad m_j = \min(m_{j-1}, f_j), \quad m_0 = b
 
@@ -10,7 +10,7 @@ others before it are drawn:
           h(z) = E[(z + \epsilon)_+] = \varphi(z) + z\, \Phi(z), \quad \epsilon \sim N(0, 1)
 
 with :math:`f_j \mid f_{<j} \sim N(\mu_{j \mid <j}, s_j^2)` from the Cholesky factor of the covariance. All terms are
-positive and smooth in the points, so that the logarithm of their mean over draws has a derivative far from any
+positive and smooth in the points, so that the logarithm of their mean over draws has useful derivatives far from any
 improvement.
 """
 
@@ -162,7 +162,7 @@ class ExpectedImprovement(_Improvement):
 
 
 class LogExpectedImprovement(_Improvement):
-    r"""The logarithm of the expected improvement: the same optimum, and a slope everywhere.
+    r"""The logarithm of the expected improvement: the same optimum, with useful gradients everywhere.
 
     .. math:: \log \mathrm{EI}(x) = \log \tfrac1S \sum_s \sigma_s\, h\Bigl(\frac{b - \mu_s}{\sigma_s}\Bigr)
               \text{ for one point}
@@ -199,7 +199,7 @@ class LogExpectedImprovement(_Improvement):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class UpperConfidence(WithDraws):
-    r"""How good the function may be within a number of standard deviations.
+    r"""Upper confidence bound: the mean plus a number of standard deviations.
 
     .. math:: \mathrm{UCB}(x) = \pm\mu(x) + \beta\, \sigma(x), \qquad
               E \max_j \Bigl( \pm\mu(x_j) + \beta \sqrt{\tfrac{\pi}{2}}\; |\gamma_j| \Bigr), \quad
@@ -289,7 +289,7 @@ def expected_gain(a: Array, b: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KnowledgeGradient(WithDraws):
-    r"""The expected rise of the best predicted mean, over candidate points, by observations at x.
+    r"""The expected increase of the largest posterior mean over candidate points by observations at x.
 
     .. math:: \mathrm{KG}(x) = \tfrac1S \sum_s E_Z \max_{a \in A \cup x} \bigl(\pm\mu_s(a) + b_s(a)^\top Z\bigr)
               - \max_{a \in A \cup x} \pm\mu_s(a), \qquad

@@ -1,4 +1,4 @@
-"""The space of inputs that designs and searches share: bounds, columns of whole numbers, columns of labels."""
+"""The input space of designs and searches: bounds, integer columns and label columns."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Box:
                 raise expected(
                     "low < high in every row of bounds",
                     f"{low:g} and {high:g} for column {d}",
-                    "leave out a column that does not vary",
+                    "leave out a constant column",
                 )
         object.__setattr__(self, "integers", _columns("integers", self.integers, len(bounds)))
         object.__setattr__(self, "categories", _columns("categories", self.categories, len(bounds)))
@@ -78,7 +78,7 @@ class Box:
         for d in self.whole:
             if (bounds[d] != bounds[d].round()).any():
                 raise expected(
-                    "whole bounds of columns of whole numbers or labels",
+                    "whole bounds of integers or labels",
                     f"{bounds[d]} for column {d}",
                     "[0, 2] has the values 0, 1 and 2",
                 )
@@ -174,10 +174,7 @@ class Box:
             raise expected(
                 f"bounds between which {jnp.result_type(float)} tells values apart",
                 f"{self.low[d]:.12g} to {self.high[d]:.12g} for column {d}, where it has steps of {step[d]:.2g}",
-                (
-                    "search in the difference from the lower bound and add that in the simulator, or switch on "
-                    'jax.config.update("jax_enable_x64", True)'
-                ),
+                'subtract the lower bound and add it in the simulator, or jax.config.update("jax_enable_x64", True)',
             )
 
     def facts(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Search of the inputs at which an acquisition is largest: multi-start ascents, compiled for stacks of points."""
+"""Maximisation of acquisitions by multi-start ascents, compiled for stacks of points."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _BATCH = 256
 
 
 class Maximum(NamedTuple):
-    """The best points that :func:`maximise` found, and what it tried.
+    """The result of :func:`maximise`: the best points, and the ascents that led to them.
 
     Example:
         >>> import jax
@@ -184,9 +184,9 @@ def candidate_points(box: Box, q: int, num: int, starts: Any, rng: np.random.Gen
     given = given[:, None] if given.ndim == 2 and q == 1 else given
     expect(
         given.ndim == 3 and given.shape[1:] == (q, box.dims),
-        f"starts of shape (K, {q}, {box.dims})",
+        f"starts (K, {q}, {box.dims})",
         np.shape(starts),
-        "K sets of q points",
+        "K sets of q",
     )
     given = box.require_points("starts", given.reshape(-1, box.dims)).reshape(given.shape)
     return np.concatenate([given, found])[: max(num, len(given))]
@@ -238,7 +238,7 @@ class CompiledAcquisition(NamedTuple):
         _require_no_nan(values, points)
         if len(above := np.flatnonzero(values == np.inf)):
             raise expected(
-                "an acquisition below infinity",
+                "a finite acquisition",
                 f"inf at x = {points[above[0]].tolist()}",
                 "divide by a variance plus a small number",
             )
@@ -263,12 +263,7 @@ class Programs:
                 f"shape {found.shape}",
                 "sum or average over the points, with q=1 take [0]",
             )
-            expect(
-                not jnp.iscomplexobj(found),
-                "an acquisition that gives real numbers",
-                found.dtype,
-                "take .real, or jnp.abs of it",
-            )
+            expect(not jnp.iscomplexobj(found), "a real acquisition", found.dtype, "take .real, or jnp.abs of it")
             return found.astype(jnp.result_type(float, found.dtype))
 
         self.values = Compiled(jax.vmap(number, (None, 0)))
@@ -299,7 +294,7 @@ def compiled_alone(acquisition: Acquisition, box: Box, q: int, num_many: int, nu
 
 @dataclasses.dataclass(frozen=True)
 class Ascents:
-    """The steps of a search, with what they share.
+    """The steps of a search and their shared settings.
 
     Args:
         program: the acquisition, compiled.

@@ -1,4 +1,4 @@
-"""What acquisitions of a posterior share: a fixed key, joint moments at the points asked for, draws."""
+"""The base class of acquisitions of a posterior: a fixed key, joint moments at points, and draws."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ class PosteriorAcquisition(Checked):
     def __post_init__(self) -> None:
         if not callable(getattr(self.posterior, self._method, None)):
             raise expected(
-                f"a posterior with the method {self._method}",
+                f"a posterior with a method {self._method}",
                 type(self.posterior).__name__,
-                "pass dgp.Posterior(model, guide, result.params)",
+                "dgp.Posterior(model, guide, params)",
             )
         require_key(self.key)
         if self.output is not None and (isinstance(self.output, bool) or not isinstance(self.output, int)):
@@ -171,9 +171,7 @@ class WithDraws(PosteriorAcquisition):
         super().__post_init__()
         if self.num_draws & (self.num_draws - 1):
             raise expected(
-                "num_draws to be a power of two",
-                self.num_draws,
-                "at 64, 128, 256, ... Sobol's points cover the unit cube evenly",
+                "num_draws, a power of two", self.num_draws, "Sobol's points cover the cube evenly at 64, 128, 256, ..."
             )
 
     def white(self, number: int, dims: int, dtype: Any) -> Array:

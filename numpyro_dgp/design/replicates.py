@@ -164,12 +164,9 @@ def within_replicates(noise: ArrayLike, counts: ArrayLike, squares: ArrayLike) -
     fits = noise.ndim <= squares.ndim <= 2 and all(size in (1, whole) for size, whole in sides)
     expect(
         fits and (not counts.ndim or counts.shape == squares.shape[:1]),
-        "counts (U,) and squares (U,) or (U, P), and noise that is a number or broadcasts to squares",
+        "counts (U,) and squares (U,) or (U, P), and noise that broadcasts to squares",
         f"counts {counts.shape}, squares {squares.shape} and noise {noise.shape}",
-        (
-            "X, y, counts, squares = dgp.design.pooled(X, y); noise is (), of each output (P,), of each "
-            "input (U,) or (U, 1)"
-        ),
+        "X, y, counts, squares = dgp.design.pooled(X, y); noise is (), per output (P,) or per input (U, 1)",
     )
     counts = jnp.broadcast_to(counts, squares.shape[:1])
     runs = counts[:, None] if squares.ndim == 2 else counts

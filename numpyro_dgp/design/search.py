@@ -1,6 +1,6 @@
-"""A sequential search, one round at a time: what to run next, given a record of what was run.
+"""Sequential search: the next points to evaluate, given a record of all evaluations.
 
-:func:`loop` does it with a simulator that is a function, from the initial design until the budget is used.
+:func:`loop` runs a simulator that is a Python function, from the initial design until the budget is used.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ _STEPS = 200
 
 
 class Seen(NamedTuple):
-    """What an acquisition is told of the evaluations so far.
+    """The evaluations so far, as an acquisition receives them.
 
-    Arrays have more rows than there are evaluations, 64, 128, 256, ...; the rest are copies of the last.
+    Arrays are padded to 64, 128, 256, ... rows with copies of the last one.
 
     Example:
         >>> import jax.numpy as jnp
@@ -89,7 +89,7 @@ class Seen(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """A record with its fit.
+    """A record and the fit to it.
 
     Example:
         >>> import numpyro_dgp as dgp
@@ -114,7 +114,7 @@ class Fitted(NamedTuple):
 class Search(Checked):
     r"""A sequential search: fit a program, maximise an acquisition, propose points; for simulators that run elsewhere.
 
-    Each round is a function of the record and of nothing else::
+    Each round is a pure function of the record::
 
         search = dgp.design.Search(model, dgp.guides.InducingPoint, bounds, acquisition)
         record = search.start(key)                      # record.pending is the initial design
@@ -123,18 +123,17 @@ class Search(Checked):
             record = search.propose(record)             # record.pending is what to run next
             record.save("search.npz")                   # dgp.design.Record.load reads it
 
-    ``dgp.design.loop(search, simulator, key, budget=50)`` does this with a simulator that is a function of Python.
+    ``dgp.design.loop(search, simulator, key, budget=50)`` does this with a simulator that is a Python function.
 
-    In a round without a refit hyperparameters stay and q(v) of the last layers, ``Full()``, are computed anew from all
-    rows: by natural-gradient steps from the last fit, the first of which is exact for one layer and Gaussian noise,
-    or, under ``Collapsed``, exactly. A refit starts at the parameters of the last one. Arrays are filled up to 64, 128,
-    256, ... rows, of which those that are not known are masked in the plate of the rows, so that everything is compiled
-    as often as the number of rows doubles.
+    In a round without a refit, hyperparameters are fixed and q(v) of the last layers, ``Full()``, are updated to all
+    rows: by natural-gradient steps from the last fit, the first of which is exact for one layer and Gaussian noise, or
+    exactly under ``Collapsed``. A refit starts at the parameters of the last one. Arrays are padded to 64, 128, 256,
+    ... rows, and padding is masked in the plate of the rows, so that programs are compiled once per doubling.
 
-    A program with an argument ``runs`` gets the inputs of all runs there, also where it predicts, so that inducing
-    inputs can be at the runs, ``dgp.Points(runs)``, as simulators without noise need it. With a guide of NumPyro, such
-    as ``AutoNormal`` or ``AutoDelta``, the program is that of :func:`dgp.for_mcmc`: the last layer is integrated where
-    its likelihood is Gaussian, the guide has all other numbers, and the posterior is made of 100 draws.
+    A program with an argument ``runs`` receives the inputs of all runs, also for predictions, so that inducing inputs
+    can be at the runs, ``dgp.Points(runs)``, as simulators without noise need. With a guide of NumPyro, such as
+    ``AutoNormal`` or ``AutoDelta``, the program is that of :func:`dgp.for_mcmc`: the last layer is integrated out where
+    its likelihood is Gaussian, the guide covers all other sites, and the posterior consists of 100 draws.
 
     Args:
         model: the program ``model(X, y=None)`` or ``model(X, y=None, runs=None)``, with all values of rows in a
@@ -142,14 +141,14 @@ class Search(Checked):
         guide: makes a guide from a program: ``dgp.guides.InducingPoint``, a function ``lambda model: ...``, or a class
             of NumPyro's autoguides.
         bounds: lowest and highest inputs (D, 2), in the units of the program's X, or a :class:`Box`.
-        acquisition: from the posterior, what was :class:`Seen` and a key to a function of x (q, D) that is maximised:
+        acquisition: from the posterior, the evaluations (:class:`Seen`) and a key to a function of x (q, D) that is
+        maximised:
             ``lambda posterior, seen, key: dgp.design.LogExpectedImprovement(posterior, key, best=seen.best)``. It is
-            traced once where it is made of operations of JAX, and else made and traced in every round.
+            traced once if it consists of JAX operations, and otherwise in every round.
         q: points of a round, chosen together.
         initial: how many points the initial design has, 5 D by default, by :func:`maximin`; or the points (N, D).
         minimise: whether small values are good; it decides what ``seen.best`` is and where candidates are added.
-        standardise: whether the program gets values with mean zero and standard deviation one, of the rows of its last
-            fit; else those of the simulator.
+        standardise: whether the program receives standardised values, by the rows of the last fit.
         refit_every: rounds from one fit to the next.
         num_steps: of the first fit.
         refit_steps: of the others.
@@ -161,11 +160,11 @@ class Search(Checked):
         num_starts: of :func:`maximise`.
 
     Raises:
-        ValueError: no program, a guide instead of what makes one, an acquisition without three arguments, bounds as
-            :class:`Box`, numbers that are not positive, an initial design outside of the bounds or with less than two
-            points, a program without a plate of its rows, a guide with parameters of single rows, or one whose
-            q(v) are not ``Full()`` where rounds go without a refit; by its methods, a record of another search, with
-            the first difference, or one with points outside of the bounds.
+        ValueError: not a program, a guide instead of a function that makes one, an acquisition without three
+            arguments, bounds as :class:`Box`, numbers that are not positive, an initial design outside of the bounds or
+            with less than two points, a program without a plate of its rows, a guide with parameters per row, or
+            without ``Full()`` where rounds have no refit; by its methods, a record of another search or with points
+            outside of the bounds.
 
     Example:
         >>> import jax, numpyro_dgp as dgp
@@ -270,12 +269,7 @@ class Search(Checked):
                 in their columns, a fit that becomes NaN.
         """
         self.require_own(record)
-        expect(
-            len(record.y) >= 2,
-            "at least two values to fit to",
-            len(record.y),
-            "record.add(values) of the pending points first",
-        )
+        expect(len(record.y) >= 2, "at least two values", len(record.y), "call record.add(values) first")
         self.box.require_points("X of the record", record.X)
         keys, now = self._keys(record), self._round(record)
         if not record.params or now - record.fitted_round >= self.refit_every:
@@ -295,7 +289,7 @@ class Search(Checked):
         return Fitted(record, posterior, Standardizer(*map(float, record.units)), Seen(*data, best))
 
     def require_own(self, record: Record) -> None:
-        """Raise unless a record is one of this search, with the first difference."""
+        """Raise unless a record belongs to this search; the error names the first difference."""
         difference = self.identity.difference(record.identity)
         expect(
             difference is None,
@@ -306,7 +300,7 @@ class Search(Checked):
 
     @cached_property
     def identity(self) -> FitIdentity:
-        """What search it is: its settings, and the operations of a fit."""
+        """The identity of the search: its settings, and the operations of a fit."""
         initial = self.initial
         facts = self.box.facts() | {
             "initial": array_digest(initial) if isinstance(initial, np.ndarray) else initial,
@@ -410,29 +404,28 @@ def loop(
     path: str | os.PathLike[str] | None = None,
     progress_bar: bool = True,
 ) -> Fitted:
-    """Run a simulator where a search finds it most worthwhile, until a number of evaluations is reached.
+    """Run a simulator at the points that a search proposes, up to a number of evaluations.
 
     The initial design is evaluated; then every round fits or conditions the program, maximises the acquisition and
-    evaluates the points, as :class:`Search` says. With ``path`` the record is written after every evaluation, as a
-    whole or not at all. The same call goes on from there, after an error or a kill or with a larger budget, and
-    evaluates what it would have evaluated without interruption, bit for bit on the same machine.
+    evaluates the points, see :class:`Search`. With ``path`` the record is written atomically after every evaluation.
+    The same call continues from there, after an interruption or with a larger budget, with bit-identical results on the
+    same machine.
 
     Args:
         search: the program, the guide, the bounds, the acquisition and their settings.
         simulator: from one point (D,), in double precision, to one number.
         key: PRNG key.
-        budget: evaluations in all, those of the initial design and of the record included.
+        budget: total number of evaluations, including the initial design and the record.
         path: the file of the record; ``None`` for none.
         progress_bar: show a progress bar.
 
     Returns:
-        The record with the posterior given all of it, its units, and what was seen.
+        The record, the posterior given all of it, its units, and the evaluations (:class:`Seen`).
 
     Raises:
-        ValueError: as :class:`Search` and :func:`maximise`; something else than a search; a budget below two; a
-            simulator that returns something else than a finite number; a file of another search, with the first
-            difference, one that is damaged or that another process uses, or that cannot be written. Whatever the
-            simulator raises passes through, with a note where it was and what is saved.
+        ValueError: as :class:`Search` and :func:`maximise`; not a search; a budget below two; a simulator that does not
+            return a finite number; a file of another search, a damaged one, or one that another process uses or that
+            cannot be written. Errors of the simulator pass through, with a note of the point and of the saved record.
 
     Example:
         >>> import jax, numpyro_dgp as dgp

@@ -1,4 +1,4 @@
-"""What a search has evaluated, in arrays and in one file from which it goes on."""
+"""The record of a search, as arrays and as one file from which the search continues."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PARAMS = "params/"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Record:
-    """What a search has evaluated so far, what it evaluates next, and its last fit: all that it goes on from.
+    """The state of a search: evaluations so far, pending points, and the last fit.
 
     Args:
         X: inputs in the order of evaluation (N, D), in double precision.
@@ -99,17 +99,15 @@ class Record:
         if values.ndim != 1 or not np.isfinite(values).all():
             what = f"shape {values.shape}" if values.ndim != 1 else f"{values[~np.isfinite(values)][0]}"
             raise expected(
-                "finite values of shape (K,)",
-                what,
-                "leave out runs that failed, or give them a bad value of the size of the others",
+                "finite values of shape (K,)", what, "drop failed runs, or give them a bad value of the others' size"
             )
         count = len(values)
         if X is None:
             expect(
                 count <= len(self.pending),
-                f"at most {len(self.pending)} values, one for each pending point",
+                f"at most {len(self.pending)} values, one per pending point",
                 count,
-                "pass other points as X=",
+                "pass others with X=",
             )
             rows, pending = self.pending[:count], self.pending[count:]
             facts = self.pending_round, self.pending_acquisition, self.pending_seconds
@@ -118,9 +116,9 @@ class Record:
             facts = 0, np.nan, 0.0
             if rows.shape != (count, self.pending.shape[1]):
                 raise expected(
-                    f"points X of shape {(count, self.pending.shape[1])}, one row per value",
+                    f"points X of shape {(count, self.pending.shape[1])}",
                     rows.shape,
-                    "a single point is x[None, :]",
+                    "one row per value; a single one is x[None, :]",
                 )
             require_finite("points of Record.add", rows, "leave out runs whose inputs are not known")
 
@@ -171,7 +169,7 @@ class Record:
         names = {field.name for field in dataclasses.fields(cls)} - {"params"}
         expect(
             arrays.keys() == names,
-            "a file written by Record.save or design.loop",
+            "a file of Record.save or design.loop",
             f"other arrays in {path}",
             "choose another name",
         )

@@ -1,10 +1,6 @@
-r"""Sobol' indices: how much of the variance of a function comes from each of its inputs.
-
-Main effects: the mean of a function over all its inputs but one, as a curve over that one.
-
-Numbers that are integrals of a function, for every draw of the function and every randomisation of the points.
-
-Distributions of the inputs of a simulator: independent columns, and points that cover them evenly.
+r"""Sensitivity analysis: Sobol' indices, the share of the variance of a function due to each input, and main effects,
+the mean over all other inputs. Both are integrals over independent input distributions, computed with randomised Sobol
+points for every draw of the function.
 """
 
 from __future__ import annotations
@@ -40,17 +36,17 @@ __all__ = [
 class Integrals(NamedTuple):
     r"""Integrals of drawn functions by randomised points, with two errors.
 
-    Of draw s with randomisation r there is an estimate :math:`T_{rs}`. What the data leave open of the function shows
-    in the spread over s, what the number of points leaves open of the integral in the spread over r:
+    Draw s with randomisation r gives an estimate :math:`T_{rs}`. Its spread over s is the posterior uncertainty of the
+    function, its spread over r the error of the numerical integration:
 
     .. math:: T_s = \tfrac1R \sum_r T_{rs}, \qquad
               \hat\sigma^2_\mathrm{integration} = \tfrac{1}{R (R - 1)} \sum_r (\bar T_{r\cdot} - \bar T)^2, \qquad
               \hat\sigma^2_\mathrm{emulator} = \operatorname{var}_s T_s
               - \tfrac{1}{R} \operatorname{var}_{rs} (T_{rs} - \bar T_{r\cdot} - T_s + \bar T) .
 
-    The last term, with R - 1 times S - 1 degrees of freedom, is what the integration adds to the spread of draws: the
-    two errors are components of a two-way analysis of variance. The emulator's falls with more data, the integration's
-    with more points.
+    The last term, with (R - 1) (S - 1) degrees of freedom, is the contribution of the integration to the spread of
+    draws: the two errors are components of a two-way analysis of variance. The emulator's falls with more data, the
+    integration's with more points.
 
     Raises:
         ValueError: :meth:`interval` gets a level that is not between 0 and 1.
@@ -187,13 +183,11 @@ def unit_points(key: Array, num_randomisations: int, num_points: int, dims: int)
         raise expected(
             "at least two randomisations",
             num_randomisations,
-            "the error of the integration is estimated from their spread, 8 is usual",
+            "their spread estimates the integration error; 8 is usual",
         )
     if num_points < 2 or num_points & (num_points - 1):
         raise expected(
-            "num_points to be a power of two, at least 2",
-            num_points,
-            "at 64, 128, 256, ... Sobol's points cover the unit cube evenly",
+            "num_points, a power of two from 2", num_points, "Sobol's points cover the cube evenly at 64, 128, 256, ..."
         )
     seeds = np.asarray(jax.random.bits(key, (num_randomisations,), jnp.uint32))
     points = [Sobol(dims, seed=int(seed)).random_base2(int(num_points).bit_length() - 1) for seed in seeds]
@@ -223,10 +217,7 @@ def _column(name: str, column: Any) -> Any:
         raise expected(
             f"a continuous distribution of single numbers for column {name!r}",
             f"{type(column).__name__}, {('discrete' if column.is_discrete else shape)}",
-            (
-                "give every column its own; for whole numbers a box half a unit wider, and an emulator that "
-                "rounds: lambda X: draws(jnp.round(X))"
-            ),
+            "give every column its own; for integers use Uniform(low - 0.5, high + 0.5) and round in the emulator",
         )
     try:
         _quantile(column, np.array(0.5))
@@ -382,11 +373,8 @@ def _require_variation(values: np.ndarray) -> None:
     if constant.any():
         raise expected(
             "functions that vary with the inputs",
-            (
-                f"{constant.sum()} of {len(constant)} draws that are constant, the first at "
-                f"{values[constant.argmax(), 0]:.6g}"
-            ),
-            "there is no variance to share; widen the inputs, check the fit, or leave these draws out",
+            f"{constant.sum()} of {len(constant)} draws constant, the first at {values[constant.argmax(), 0]:.6g}",
+            "there is no variance to share; widen the inputs, or check the fit",
         )
 
 
@@ -409,10 +397,7 @@ def _members(
                 mark[column] = True
         if not several or mark.sum() != len(group):
             raise expected(
-                (
-                    f"group {name!r} to be a list of different columns among {', '.join(columns)}, or their "
-                    f"numbers from 0 to {len(columns) - 1}"
-                ),
+                f"group {name!r} to be a list of columns among {', '.join(columns)} or 0 to {len(columns) - 1}",
                 repr(group),
                 'groups={"both": [0, 1]}',
             )
@@ -475,7 +460,7 @@ def main_effects(
         Names, values of the columns (D, G), and :class:`Integrals` with arrays (R, S, D, G), in units of f.
 
     Raises:
-        ValueError: as :func:`sobol_indices`, but for constant functions, which have flat curves.
+        ValueError: as :func:`sobol_indices`, except for constant functions, which have flat curves.
 
     Example:
         >>> import jax

@@ -1,8 +1,8 @@
-"""The surrogate of a search: fits of one program to more and more rows.
+"""The surrogate of a search: fits of one program to a growing number of rows.
 
 A compiled program is for one number of rows. A search that adds rows one by one would be compiled in every round;
-filled up to 64, 128, 256, ... rows, of which the rest does not count, it is compiled as often as the number of rows
-doubles. Under a guide of NumPyro the last layer is integrated, and the guide has all other numbers.
+padded to 64, 128, 256, ... rows, of which the rest is masked, it is compiled once per doubling. Under a guide of
+NumPyro the last layer is integrated out, and the guide covers all other sites.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Thompson sampling: a draw of the whole function says where it is best.
-
-Draws of whole functions at given rows, in blocks of rows, from a posterior or from any function of rows.
-"""
+"""Thompson sampling: maximise a posterior draw of the whole function."""
 
 from __future__ import annotations
 
@@ -188,11 +185,7 @@ class ThompsonSampling(PosteriorAcquisition):
         rows = self.points(x)
         q, held = len(rows), draws_held(self.posterior)
         if held is not None and q > held:
-            raise expected(
-                f"at most {held} points x, as many as the chain has draws",
-                q,
-                "a smaller batch, or a chain with more draws",
-            )
+            raise expected(f"at most {held} points x, the draws of the chain", q, "a smaller batch, or a longer chain")
         # A mixture gives its programs in order, each with its share: q of all are chosen.
         number = q if self._is_single or held is None else held
         posterior = self.posterior.using(num_samples=number, progress_bar=False)

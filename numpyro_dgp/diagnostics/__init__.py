@@ -1,4 +1,4 @@
-"""How good is a posterior? ArviZ trees, importance weights, calibration, the evidence, and comparison."""
+"""Diagnostics of posteriors: ArviZ trees, importance weights, calibration, the evidence, and comparison."""
 
 from numpyro_dgp._repr import public_dir
 from numpyro_dgp.diagnostics.arviz import to_arviz

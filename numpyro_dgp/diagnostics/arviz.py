@@ -1,6 +1,6 @@
 """Fits and chains in the format of ArviZ.
 
-Observations that count nothing: NaN in the data of a tree, and no log density.
+Masked observations are NaN in the data of a tree and have no log density.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Opened", "counted", "opened", "to_arviz", "with_gaps", "without_empt
 
 
 def counted(site: Message) -> Array | None:
-    """Which entries of an observed site count, in the shape of its value; ``None`` where all do."""
+    """The mask of an observed site, in the shape of its value; ``None`` where all entries are observed."""
     shape, inner = jnp.shape(site["value"]), cast(Any, unwrap(site["fn"]))
     masks = [jnp.reshape(fn._mask, jnp.shape(fn._mask) + (1,) * fn.event_dim) for fn in masks_around(site["fn"])]
     if is_likelihood(inner) and inner.observed is not None:
@@ -47,7 +47,7 @@ def counted(site: Message) -> Array | None:
 
 
 def with_gaps(value: Array, mask: Array) -> Array:
-    """Observations with NaN where they count nothing; labels and counts as they are."""
+    """Observations with NaN where they are masked; labels and counts are unchanged."""
     floating = jnp.issubdtype(jnp.result_type(value), jnp.floating)
     return jnp.where(mask, value, jnp.nan) if floating else value
 
@@ -81,7 +81,7 @@ def to_arviz(
     dims: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> DataTree | dict[str, DataTree]:
-    r"""A fit, or the chains of MCMC, as an ArviZ ``DataTree``.
+    r"""Convert a fit, or chains of MCMC, to an ArviZ ``DataTree``.
 
     Groups:
 
@@ -156,11 +156,8 @@ def to_arviz(
     if isinstance(source, Mapping):
         if not source or not isinstance(losses, Mapping | None) or set(losses or {}) - set(source):
             raise expected(
-                "several fits by name and losses={name: losses} of some of them",
-                (
-                    f"{sorted(source)} and "
-                    f"{(type(losses).__name__ if not isinstance(losses, Mapping) else sorted(losses))}"
-                ),
+                "several fits by name and losses={name: losses} of some",
+                f"{sorted(source)} and {type(losses).__name__ if not isinstance(losses, Mapping) else sorted(losses)}",
             )
         of = losses or {}
         options: Any = {"num_samples": num_samples, "local_samples": local_samples, "coords": coords, "dims": dims}
@@ -198,7 +195,7 @@ def to_arviz(
 
 
 def _warn_of_old_arviz() -> None:
-    """Say what reads the tree where an ArviZ is installed that does not."""
+    """Warn if the installed ArviZ cannot read the tree."""
     with suppress(metadata.PackageNotFoundError):
         found = metadata.version("arviz")
         if found.startswith("0."):
@@ -266,7 +263,7 @@ def opened(source: Source) -> Opened:
 
 
 class _Found(NamedTuple):
-    """What a tree is made of.
+    """The parts of a tree.
 
     Args:
         known: sites of single data.

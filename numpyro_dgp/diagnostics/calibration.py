@@ -1,6 +1,4 @@
-"""Calibration: do intervals cover what they claim, on held-out data and on data from the program itself, and do labels
-come true as often as their probabilities say?
-"""
+"""Calibration of predictive intervals, of posteriors on data simulated from the program, and of labels."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ class Coverage(NamedTuple):
 
 
 class Simulated(NamedTuple):
-    """Ranks of true values under fits to data simulated with them, by site.
+    """Ranks of the true values in posteriors fitted to data simulated from the program, by site.
 
     Raises:
         ValueError: :meth:`of` gets ranks outside of 0 to S, or fewer than five replications for each bin.
@@ -93,9 +91,7 @@ class Simulated(NamedTuple):
         found = {name: known_numbers(f"ranks of {name!r}", rank) for name, rank in ranks.items()}
         if not found or not all(rank.size for rank in found.values()):
             raise expected(
-                "ranks by site, one row per replication",
-                [r.shape for r in found.values()],
-                "{name: ranks (replications, ...)}",
+                "ranks by site, a row per replication", [r.shape for r in found.values()], "{name: ranks (R, ...)}"
             )
         for name, rank in found.items():
             if not ((rank >= 0) & (rank <= num_samples)).all():
@@ -187,7 +183,7 @@ def coverage(u: ArrayLike, levels: Sequence[float] = (0.5, 0.8, 0.9, 0.95)) -> C
     values, of = np.ravel(known_numbers("transforms u", u)), np.atleast_1d(known_numbers("levels", levels))
     if of.ndim != 1 or not values.size or not ((values >= 0) & (values <= 1)).all() or not ((of > 0) & (of < 1)).all():
         raise expected(
-            "transforms u in [0, 1] and levels in (0, 1)",
+            "u in [0, 1] and levels in (0, 1)",
             f"{_range(values)} and levels {of}",
             "u = dgp.diagnostics.pit(draws, y, key)",
         )
@@ -228,7 +224,7 @@ def uniformity(u: ArrayLike, bins: int = 10) -> np.ndarray:
         values.ndim >= 1 and len(values) >= 5 * bins,
         f"at least {5 * bins} rows for {bins} bins",
         f"shape {values.shape}",
-        "take fewer bins",
+        "fewer bins",
     )
     columns = np.clip((values.reshape(len(values), -1) * bins).astype(int), 0, bins - 1)
     counts = np.stack([(columns == b).sum(0) for b in range(bins)])
@@ -248,7 +244,7 @@ def vsbc(
     bins: int | None = None,
     **kwargs: Any,
 ) -> Simulated:
-    r"""Variational simulation-based calibration: fits to data that the program itself has made.
+    r"""Variational simulation-based calibration: fits to data simulated from the program.
 
     .. math:: \phi^i \sim p(\phi), \quad y^i \sim p(y \mid \phi^i), \quad
               \phi^{is} \sim q^i(\phi), \qquad \mathrm{rank}^i_j = \#\{s : \phi^{is}_j < \phi^i_j\}
@@ -324,7 +320,7 @@ def _symmetry(centred: np.ndarray) -> np.ndarray:
 
 
 class ClassCalibration(NamedTuple):
-    """Probabilities of labels in bins, and how often the labels came true.
+    """Binned probabilities of labels, and the frequencies of the labels.
 
     Example:
         >>> import numpy as np
@@ -362,7 +358,7 @@ class ClassCalibration(NamedTuple):
 
 
 def class_calibration(probs: ArrayLike, y: ArrayLike, *, bins: int = 10, label: int | None = None) -> ClassCalibration:
-    r"""Whether labels come true as often as their probabilities say, in bins of equal width.
+    r"""Calibration of label probabilities: frequency against probability, in bins of equal width.
 
     .. math:: \mathrm{ECE} = \sum_b \frac{N_b}{N} \Bigl| \frac{1}{N_b} \sum_{n \in b} (c_n - p_n) \Bigr|
 

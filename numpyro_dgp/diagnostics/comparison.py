@@ -1,4 +1,4 @@
-"""Several posteriors of one program side by side."""
+"""Comparison of several posteriors of one program."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Comparison:
             ``parameters`` of the fit, and ``converged``: from the middle of its steps to their end the loss fell by no
             more than a nat or two standard errors. With ``evidence=True`` the lower bound ``evidence`` of
             ``dgp.diagnostics.evidence`` from that guide, its standard error ``evidence_se``, ``gap``, which is
-            ``evidence`` less ``bound``, and beside chains the bound from above, ``evidence_upper``. NaN where a column
+            ``evidence`` minus ``bound``, and with chains the upper bound ``evidence_upper``. NaN where a column
             does not apply.
         ranking: the posteriors of the same program, best first, with what they are ranked by; ``None`` for a single
             one. Those most of whose leave-one-out weights are unreliable come last, the others in the order of
@@ -106,13 +106,13 @@ def compare(
     r"""Fit several guides of one program, and compare them with each other and with MCMC.
 
     How to read it. ``ranking`` has the posteriors in order. ``bound`` ranks guides of one program with the same
-    hyperparameters, or points for them; bounds of guides that integrate hyperparameters are lower by the divergence of
-    these. ``loo`` and the columns of test data can be compared between all guides and with chains. ``khat`` and
+    hyperparameters, or points for them; bounds of guides with distributions of hyperparameters are lower by their
+    divergence. ``loo`` and the columns of test data can be compared between all guides and with chains. ``khat`` and
     ``high_k`` say whether ``loo`` is reliable. All are estimates: differences of about one standard error mean nothing.
 
-    With ``evidence=True`` the ``gap`` of a guide is an estimate from below of its divergence from the posterior, for
-    the values of ``numpyro.param`` hyperparameters that it has learned. A guide with points for hyperparameters with a
-    prior has no such divergence, and its gap may be negative.
+    With ``evidence=True`` the ``gap`` of a guide is a lower estimate of its divergence from the posterior, at its
+    values of ``numpyro.param`` hyperparameters. A guide with points for hyperparameters with priors has no such
+    divergence, and its gap may be negative.
 
     Args:
         model: the program.
@@ -137,10 +137,10 @@ def compare(
 
     Raises:
         ValueError: no guides and no chains, names used twice, data that are not a tuple with observations, candidates
-            of another type, fits of another program, or what ``fit`` and ``to_arviz`` refuse.
+            of another type, fits of another program, or errors of ``fit`` and ``to_arviz``.
 
     Warns:
-        UserWarning: with ``evidence=True`` for guides that ``evidence`` refuses, such as ``Collapsed``.
+        UserWarning: with ``evidence=True`` for guides that ``evidence`` does not support, such as ``Collapsed``.
 
     Example:
         >>> import jax, optax
@@ -190,7 +190,7 @@ def compare(
 
 
 def _require_arguments(model: Any, guides: Any, data: Any, test: Any, mcmc: Any, level: Any) -> Posterior | None:
-    """Raise for arguments that are none; the posterior of the chains, if there are some."""
+    """Raise for invalid arguments; returns the posterior of the chains, if given."""
     expect(callable(model), "a program, a function", type(model).__name__)
     same = test is None or (isinstance(test, tuple) and isinstance(data, tuple) and len(test) == len(data))
     expect(

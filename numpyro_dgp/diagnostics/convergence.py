@@ -1,6 +1,6 @@
-r"""Have the chains converged? R-hat and effective sizes of what the data identify, beside those of all sites.
+r"""R-hat and effective sample sizes of the quantities that the data identify, and of all sites.
 
-What the data identify of the draws of a chain, computed without random numbers.
+The identified quantities of a posterior sample are computed without random numbers.
 
 Hidden layers can be reflected, and their outputs permuted, without changing the density of the data: chains in
 different reflections disagree about inducing values and hidden values, and agree about
@@ -219,11 +219,7 @@ def sites_of_draws(posterior: Posterior, args: tuple[Any, ...], kwargs: dict[str
             "pass all of mcmc.get_samples()",
         )
         if name in draw and draw[name].shape != shape:
-            raise expected(
-                f"draws of {name!r} of shape {shape}",
-                draw[name].shape,
-                "pass the arguments that the chains were run on",
-            )
+            raise expected(f"draws of {name!r} of shape {shape}", draw[name].shape, "pass the arguments of the chains")
     return sites
 
 
@@ -290,12 +286,12 @@ class Convergence:
 
     @property
     def r_hat(self) -> float:
-        """The largest R-hat of what is identified; NaN where one of these quantities never moved."""
+        """The largest R-hat of identified quantities; NaN where one of them never moved."""
         return float(self.table.r_hat[self.table.identified].max(skipna=False))
 
     @property
     def ess(self) -> float:
-        """The smallest bulk effective size of what is identified."""
+        """The smallest bulk effective sample size of identified quantities."""
         return float(self.table.ess_bulk[self.table.identified].min(skipna=False))
 
 
@@ -307,16 +303,16 @@ def convergence(
     superchains: int | Sequence[int] | None = None,
     **kwargs: Any,
 ) -> Convergence:
-    r"""R-hat and effective sample sizes of chains, of what the data identify and of every site.
+    r"""R-hat and effective sample sizes of chains, for the quantities that the data identify and for every site.
 
     Hidden layers can be reflected and their outputs permuted without changing the density of the data. Chains in
-    different reflections have large R-hat at the sites of inducing values and hidden values, for ever, while they
-    agree about everything that can be observed. Identified are
+    different reflections have large R-hat at the sites of inducing values and hidden values, however long they are, but
+    agree about the identified quantities:
 
     - hyperparameters, the sites that all data share and that belong to no layer, on the unconstrained scale;
     - the function under every observed site: at the data, given the hidden values of the draw; and at the inputs
       ``test``, :math:`E[f(\bar h) \mid v]` with every hidden layer at its mean given its inducing values and the layer
-      below. Both have no random numbers beside those of the chain; hidden values and latents that a chain does not
+      below. Both have no random numbers except those of the chain; hidden values and latents that a chain does not
       have, as under :class:`SGHMC`, are at their means;
     - the log density of the data given a draw.
 
@@ -324,9 +320,9 @@ def convergence(
     those of ArviZ.
 
     Limits. Vectors of hyperparameters of outputs that can be permuted, such as one lengthscale per output of a hidden
-    layer, and weights that are multiplied with a layer, change with the layer: their rows count as identified, and it
-    takes a look to see why they disagree. Deterministic sites of the program count as not identified. A small R-hat
-    says that chains agree, not that they have found all modes.
+    layer, and weights that are multiplied with a layer, change with the layer: their rows are listed as identified,
+    although they may disagree for this reason. Deterministic sites of the program are listed as not identified. A small
+    R-hat shows that chains agree, not that they have found all modes.
 
     **Many short chains.** R-hat of chains of a few draws is far above one although their average is a good
     estimate. Nested R-hat compares superchains, groups of chains that started at one point: its value above one is
@@ -346,8 +342,8 @@ def convergence(
 
     Raises:
         ValueError: a source without draws or of fewer than four per chain, numbers of chains that do not fit, draws
-            of other data or of another program, groups of different sizes or only one, and what ``dgp.Posterior``
-            refuses of ``test``.
+            of other data or of another program, groups of different sizes or only one, and errors of ``dgp.Posterior``
+            for ``test``.
 
     Example:
         >>> import jax, numpyro, numpyro_dgp as dgp
@@ -367,9 +363,7 @@ def convergence(
     posterior, chains = _chains(source, num_chains)
     groups = _groups(superchains, chains)
     expect(
-        test is None or isinstance(test, tuple),
-        "test=(X_test,), the arguments of the program without observations",
-        type(test).__name__,
+        test is None or isinstance(test, tuple), "test=(X_test,), arguments without observations", type(test).__name__
     )
     kinds = site_kinds(sites_of_draws(posterior, args, kwargs))
     found = identified(posterior, args, kwargs, test)

@@ -1,4 +1,4 @@
-"""The evidence of a program from below, and with draws of a chain from above."""
+"""Stochastic lower bounds of the log evidence of a program and, given posterior samples, upper bounds."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def evidence(
     Raises:
         ValueError: no fit with a guide, numbers that are not positive integers, a single run, samples that are not
             draws of the sites of this program on these data; a program that subsamples (its log density is an estimate)
-            or observes nothing, a guide that ``for_mcmc`` refuses, ``samples`` beside a guide that draws all sites
+            or observes nothing, a guide that ``for_mcmc`` refuses, ``samples`` with a guide that draws all sites
             together (``AutoMultivariateNormal``) or with a ``RingNormal``; weights that are all zero or a NaN density.
 
     Example:
@@ -237,7 +237,7 @@ def evidence(
         np.isfinite(log_weights).any(),
         "a finite log density at draws of the guide",
         "none",
-        "are the parameters those of a fit to these data?",
+        "are params of this fit and these data?",
     )
     if draws is None:
         return Evidence(log_weights, acceptance)
@@ -285,10 +285,7 @@ def _draws(
     for name, value in found.items():
         if leading[name] != first or len(first) not in (1, 2) or 0 in first or value.shape != (*first, *shapes[name]):
             raise expected(
-                (
-                    f"samples of {name!r} of shape (S, ...) or (chains, S, ...), with draws of shape "
-                    f"{shapes[name]}, as many as of the other sites"
-                ),
+                f"samples of {name!r} of shape (S, ...) or (chains, S, ...), with draws of shape {shapes[name]}",
                 value.shape,
                 advice,
             )

@@ -94,10 +94,7 @@ def _inspect(guide_trace: Trace, sites: Trace) -> LocalSites:
             raise expected(
                 f"a plate for every axis of the observations {name!r}",
                 f"shape {batch} in {_listed(plates)}",
-                (
-                    f'for several y of one f(x) open another, numpyro.plate("replicates", {batch[0]}, dim='
-                    f"{-len(batch)}), around it"
-                ),
+                f'for several y of one f(x) open numpyro.plate("replicates", {batch[0]}, dim={-len(batch)}) around it',
             )
     first: dict[str, str] = {}
     taken: set[Any] = set()

@@ -1,4 +1,4 @@
-r"""Log p - log q of draws from a posterior, with the variables of single data integrated out.
+r"""Log p - log q of draws from a posterior, with the latents of each datum integrated out.
 
 Given a draw s of the *global* sites :math:`\phi` (hyperparameters, inducing values), the data are independent. The
 variables :math:`w_n` of one datum (latents, values of hidden layers) are drawn K times for every s. With these,

@@ -1,9 +1,9 @@
-r"""How far a posterior can be trusted: Pareto's k of importance weights, and leave-one-out scores.
+r"""Reliability of a posterior: Pareto's k of importance weights, and leave-one-out scores.
 
-Importance weights :math:`\omega_s = p(\phi_s, y) / q(\phi_s)` of draws :math:`\phi_s \sim q` would turn q into the
-posterior. Their largest values follow a generalised Pareto distribution, and its shape :math:`\hat k` says how many
-moments they have: below 0.5 a finite variance; up to 0.7 smoothing makes estimates from them usable; above, q misses
-places where the posterior has mass, and neither q nor a correction of it is reliable.
+Importance weights :math:`\omega_s = p(\phi_s, y) / q(\phi_s)` of draws :math:`\phi_s \sim q` correct q to the
+posterior. Their largest values follow a generalised Pareto distribution, whose shape :math:`\hat k` determines how many
+moments they have. Below 0.5 their variance is finite; up to 0.7 smoothed weights are usable; above, q misses regions
+with posterior mass, and neither q nor its correction is reliable.
 
 Source: Vehtari et al. (2024); Yao et al. (2018).
 """
@@ -33,7 +33,7 @@ DataArray: TypeAlias = Any
 _LEAST = 25
 MANY_UNRELIABLE = 0.1
 """If more than this share of the data have unreliable weights, a leave-one-out score is."""
-# Log weights that are closer than this, in nats, may be equal but for rounding; others are not, however large they are.
+# Log weights that are closer than this, in nats, may be equal up to rounding; others are not, however large they are.
 _ROUNDING = 0.1
 
 
@@ -44,7 +44,7 @@ def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
         log_weights: logarithms of importance weights (S, ...), S at least 25.
 
     Returns:
-        One number for every column (...); minus infinity where all weights are equal but for rounding.
+        One number for every column (...); minus infinity where all weights are equal up to rounding.
 
     Raises:
         ValueError: too few weights, NaN or positive infinity, or no finite weight.
@@ -64,15 +64,13 @@ def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
     values, eps = given.astype(float), np.finfo(given.dtype if given.dtype.kind == "f" else float).eps
     expect(
         values.ndim >= 1 and len(values) >= _LEAST,
-        f"weights of at least {_LEAST} draws",
+        f"at least {_LEAST} weights",
         f"shape {values.shape}",
-        "1000 draws are usual",
+        "1000 is usual",
     )
     if np.isnan(values).any() or (values == np.inf).any() or not np.isfinite(values.max(0)).all():
         raise expected(
-            "log weights without NaN or positive infinity, some of them finite",
-            "others",
-            "are the parameters of the fit finite?",
+            "log weights, no NaN or infinity, some of them finite", "others", "are parameters of the fit finite?"
         )
     columns = values.reshape(len(values), -1)
     equal = np.ptp(columns, axis=0) <= np.minimum(np.sqrt(eps) * (1 + np.abs(columns).max(0)), _ROUNDING)
@@ -82,7 +80,7 @@ def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
 
 
 def khat(tree: DataTree) -> float:
-    r"""Pareto's :math:`\hat k` of a fit, for everything that all data share.
+    r"""Pareto's :math:`\hat k` of a fit, for the sites that all data share.
 
     .. math:: \omega_s = \frac{p(\phi_s)}{q(\phi_s)} \prod_n \frac1K \sum_k
                     \frac{p(y_n, w_n^{(k)} \mid \phi_s)}{q(w_n^{(k)} \mid \phi_s)}
@@ -136,7 +134,7 @@ def local_khat(
     num_globals: int = 1,
     **kwargs: Any,
 ) -> dict[str, np.ndarray]:
-    r"""Pareto's :math:`\hat k` of each datum, for its latents and hidden values w given everything shared.
+    r"""Pareto's :math:`\hat k` of each datum, for its latents and hidden values w given all shared sites.
 
     .. math:: \omega_{kn} = \frac{p(y_n, w_n^{(k)} \mid \phi)}{q(w_n^{(k)} \mid \phi)}, \qquad
               w_n^{(k)} \sim q(w_n \mid \phi), \quad \phi \sim q(\phi)

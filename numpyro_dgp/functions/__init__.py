@@ -1,4 +1,4 @@
-"""Random functions by their representations. Here are those beside ``dgp.Points``, ``dgp.Basis`` and the like."""
+"""Random functions and their representations, in addition to ``dgp.Points``, ``dgp.Basis`` and the like."""
 
 from numpyro_dgp._repr import public_dir
 from numpyro_dgp.functions.cumulative import cumulative

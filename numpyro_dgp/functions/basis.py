@@ -8,11 +8,8 @@ in several columns products of these. With the spectral density :math:`\varrho` 
 
 .. math:: f(x) = m(x) + \sum_{j=1}^M \sqrt{\varrho(\omega_j)}\; e_j(x)\, v_j, \qquad v_j \sim N(0, 1) ,
 
-tends to the process as :math:`\Delta` and M grow. It is this finite sum that is represented: v determines the function.
-
-Functions that are finite sums of known functions with independent weights; ``dgp.Basis`` makes them.
-
-How far the ends of an interval must be from data, and how many sines it needs, for an error of the covariances.
+tends to the process as :math:`\Delta` and M grow. The layer is this finite sum: v determines the function.
+``Basis.around`` chooses the interval and the number of sines from an error of the covariances.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ __all__ = ["Basis", "BasisFunction", "least_size", "reach"]
 
 @pytree
 class BasisFunction(InducedFunction):
-    """A sum of known functions with weights v; ``dgp.gp`` makes it.
+    """A basis expansion with weights v; made by ``dgp.gp``.
 
     Args:
         kernels: one kernel, or one per output.
@@ -139,15 +136,9 @@ class BasisFunction(InducedFunction):
         same = bool(jax.tree.structure(self.series) == jax.tree.structure(other.series))  # type: ignore[operator]
         if not same or jax.tree.leaves((self.mean, other.mean)):
             raise expected(
-                (
-                    "a Basis and a kernel as in the earlier fit, whose weights dgp.update compares with those of "
-                    "now, and a mean function without numbers"
-                ),
+                "the Basis, the kernel and a mean function without parameters as in the earlier fit, for dgp.update",
                 "others" if not same else type(self.mean).__name__,
-                (
-                    "keep them as they are, with dgp.means.ZeroMean() or dgp.means.IdentityMean(), or give the "
-                    "layer dgp.Points(Z)"
-                ),
+                "keep Basis and kernel, with dgp.means.ZeroMean() or IdentityMean(), or use dgp.Points(Z)",
                 at=f"gp {self.site!r}",
             )
         # One function, d_j v_j = d'_j v'_j: v' = (d / d') v, d the standard deviations of now.
@@ -168,7 +159,7 @@ _MOST = 2**20
 
 
 def reach(kernel: type[Kernel], lengthscale: float, error: float) -> float:
-    """The distance from which on a kernel is at most ``error`` of its variance, up to its rounding.
+    """The distance beyond which a kernel is at most ``error`` of its variance, up to rounding.
 
     Args:
         kernel: class of a stationary kernel.
@@ -184,7 +175,7 @@ def reach(kernel: type[Kernel], lengthscale: float, error: float) -> float:
 
 
 def least_size(kernel: type[Kernel], lengthscale: float, length: float, error: float) -> int:
-    """The number of sines on an interval above whose frequencies is at most ``error`` of the variance of a kernel.
+    """The number of sines on an interval that leaves out at most ``error`` of the variance of a kernel.
 
     Args:
         kernel: class of a stationary kernel.
@@ -206,7 +197,7 @@ def least_size(kernel: type[Kernel], lengthscale: float, length: float, error: f
             return max(int(np.argmax(enough)), 1)
         size *= 4
     raise expected(
-        f"lengthscales that a million sines on {length:.3g} resolve",
+        f"lengthscales resolved by a million sines on {length:.3g}",
         f"{lengthscale:.3g}",
         "use dgp.Points, or a larger error",
     )
@@ -215,7 +206,7 @@ def least_size(kernel: type[Kernel], lengthscale: float, length: float, error: f
 def _of(kernel: type[Kernel], lengthscale: float) -> Kernel:
     expect(
         isinstance(kernel, type) and issubclass(kernel, Kernel),
-        "the class of a kernel",
+        "a kernel class",
         repr(kernel),
         "kernel=dgp.kernels.Matern32",
     )
@@ -232,8 +223,8 @@ _ENOUGH = 0.9
 
 @pytree
 class Basis(SineBox):
-    r"""Sines on an interval, with the spectral density of the kernel as variances of their weights: O(N M), and no
-    matrix of the kernel.
+    r"""Sines on an interval, with the spectral density of the kernel as variances of their weights: O(N M), without
+    kernel matrices.
 
     The layer's site holds the M weights v. They determine the function, so that ``f(x)`` has no variance of its own.
     The model is this finite sum, which tends to the process as the interval and the size grow. Hidden values need
@@ -286,7 +277,7 @@ class Basis(SineBox):
         error: float = 0.01,
         kernel: type[Kernel] = RBF,
     ) -> Basis:
-        r"""An interval around data and a size, by which covariances are wrong by about ``error`` at most.
+        r"""The interval around data and the size at which the error of covariances is about ``error``.
 
         One half is for the size: it leaves as much of the variance to higher frequencies, at the shortest lengthscale.
         The other is for the ends: the kernel at twice their distance from the data is as much of the variance, at the
@@ -325,9 +316,9 @@ class Basis(SineBox):
         short, long = (np.broadcast_to(np.asarray(value, X.dtype), X.shape[-1:]) for value in (lengthscale, longest))
         if not (short <= long).all():
             raise expected(
-                "longest to be the longest lengthscale",
+                "the longest lengthscale as longest",
                 f"{longest} and {lengthscale}",
-                "Basis.around(X, shortest, longest=...)",
+                "Basis.around(X, 0.5, longest=2.0)",
             )
         rows = X.reshape(-1, X.shape[-1])
         # At a distance d from an end the finite sum tends to the variance k(0) - k(2 d).
@@ -342,7 +333,7 @@ class Basis(SineBox):
         sizes = {s.size for s in series}
         if len(sizes) > 1:
             raise expected(
-                "kernels of all outputs to have equally many weights on a Basis",
+                "equally many weights for the kernels of all outputs",
                 [s.size for s in series],
                 "open one layer per structure",
             )

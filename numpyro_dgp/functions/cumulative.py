@@ -1,4 +1,4 @@
-"""Integrals of functions that are linear between knots: of positive ones, increasing functions."""
+"""Integrals of piecewise linear functions: increasing functions, if the integrand is positive."""
 
 from __future__ import annotations
 

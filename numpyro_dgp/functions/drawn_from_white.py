@@ -1,4 +1,4 @@
-"""Distributions whose draws are a function of standard normal numbers, of which there may be more than values."""
+"""Distributions whose draws are functions of standard normal numbers, possibly more numbers than values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["DrawnFromWhite"]
 
 
 class DrawnFromWhite(SiteDistribution):
-    """A Gaussian process at given places as a distribution of its own; chains sample it by independent numbers.
+    """A Gaussian process at given places as a distribution; chains sample it non-centred.
 
     A subclass says for messages what a ``place`` is called, in which ``order`` values go, and what to do about values
     that are ``missing``.
@@ -42,7 +42,7 @@ class DrawnFromWhite(SiteDistribution):
         raise NotImplementedError
 
     def from_white(self, white: Array) -> Array:
-        """The draw that standard normal numbers of this shape give."""
+        """The draw for given standard normal numbers of this shape."""
         raise NotImplementedError
 
     @property

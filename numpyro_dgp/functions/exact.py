@@ -70,7 +70,7 @@ class ExactFunction:
     joint = __call__
 
     def grad(self, x: ArrayLike, column: int | None = None, **options: Any) -> NoReturn:
-        """Refused: an exact process knows its slopes only together with all its values.
+        """Not available: slopes of an exact process depend on all of its values.
 
         Raises:
             ValueError: always.
@@ -78,7 +78,7 @@ class ExactFunction:
         _refuse("grad", "grad(x)")
 
     def linear(self, x: ArrayLike, A: ArrayLike, **options: Any) -> NoReturn:
-        """Refused: an exact process knows its sums only together with all its values.
+        """Not available: sums of an exact process depend on all of its values.
 
         Raises:
             ValueError: always.

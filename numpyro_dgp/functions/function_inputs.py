@@ -1,4 +1,4 @@
-"""What a random function is called with, inputs and process noise, and its mean function there; checked."""
+"""Checks of inputs and process noise of a random function, and its mean function."""
 
 from __future__ import annotations
 
@@ -27,13 +27,7 @@ def checked_inputs(x: ArrayLike, dims: int | None, noise: ArrayLike | None) -> A
     """``x`` as an array, checked, with its noise."""
     x = as_numbers("inputs of f(x)", x)
     require_inputs(x, dims)
-    expect(
-        0 not in np.shape(x),
-        "at least one row and one column",
-        f"inputs of shape {np.shape(x)}",
-        "X is empty",
-        at="f(x)",
-    )
+    expect(0 not in np.shape(x), "at least one row and column", f"shape {np.shape(x)}", "X is empty", at="f(x)")
     if is_concrete(x):  # of traced ones a fit says it by its loss, and a compiled check would need all hidden layers
         require_finite("inputs of f(x)", x, _DATA_HINT)
         require_squares("inputs of f(x)", x)
@@ -43,7 +37,7 @@ def checked_inputs(x: ArrayLike, dims: int | None, noise: ArrayLike | None) -> A
 
 
 def require_noise(noise: ArrayLike | None, outputs: int | None, batch: tuple[int, ...] = ()) -> None:
-    """Refuse process noise that is not a number, one per output or, for values that are not joint, per row.
+    """Raise unless process noise is a number, one per output or, for values that are not joint, one per row.
 
     Args:
         noise: standard deviation.
@@ -92,9 +86,6 @@ def mean_values(mean: Mean, x: Array, outputs: int | None) -> Array:
         raise expected(
             f"a mean function with {outputs or 1} output(s)",
             f"one with {values.shape[-1]}",
-            (
-                "dgp.means.pca(X, outputs) maps any number of inputs to any number of outputs; one mean for "
-                f"all outputs is its column repeated, lambda x: jnp.repeat(m(x), {outputs or 1}, -1)"
-            ),
+            f"use dgp.means.pca(X, outputs), or repeat the column, lambda x: jnp.repeat(m(x), {outputs or 1}, -1)",
         )
     return values[..., 0] if outputs is None else values

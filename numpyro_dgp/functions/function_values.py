@@ -39,7 +39,8 @@ __all__ = [
 
 
 class _Shape:
-    """What ``fn.shape`` is: a method, as of every distribution, and not the tuple of numbers that arrays have."""
+    """The method ``fn.shape()`` of a distribution, with a readable error where a program uses it as an array's
+    tuple."""
 
     def __init__(self, owner: NotAnArray) -> None:
         self.owner = owner
@@ -54,7 +55,7 @@ class _Shape:
 
 
 class NotAnArray(SiteDistribution):
-    """A distribution that says what to do where a program computes with it: draw it, or integrate it."""
+    """A distribution that raises a readable error where a program uses it as an array: sample it or integrate it."""
 
     __repr__ = brief
 
@@ -72,12 +73,9 @@ class NotAnArray(SiteDistribution):
             ValueError: always.
         """
         raise expected(
-            "an array in this place",
+            "an array",
             f"the distribution {type(self).__name__}",
-            (
-                'draw it, h = numpyro.sample("h", f(x)), or integrate it, dgp.Likelihood(f(x), lambda v: '
-                "dist.Normal(v, 0.1))"
-            ),
+            'draw it, h = numpyro.sample("h", f(x)), or integrate it, dgp.Likelihood(f(x), ...)',
             at="f(x)",
         )
 
@@ -154,8 +152,8 @@ class Values(NotAnArray):
         return self.loc
 
     def propagated(self) -> Self:
-        """The same distribution as a guide's, with ``follows_model``: q equals the model's conditional, and the two
-        cancel in a bound. Computed, their difference would be the rounding error of two large numbers."""
+        """The same distribution for a guide, with ``follows_model``: q equals the model's conditional, so the two
+        cancel exactly in a bound, without rounding."""
         found = copy.copy(self)
         found.follows_model = True
         return found
@@ -166,7 +164,7 @@ class Values(NotAnArray):
         return self.batch_shape + self.event_shape
 
     def from_white(self, white: Array) -> Array:
-        """The draw that standard normal numbers of this shape give."""
+        """The draw for given standard normal numbers of this shape."""
         raise NotImplementedError
 
     def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:
@@ -243,7 +241,8 @@ class FunctionValues(Values):
         return found
 
     def marginals(self) -> FunctionValues:
-        """The values at each input on its own: these. Joint and correlated values leave their correlations out."""
+        """The marginal distribution at each input: the distribution itself here, without correlations for joint
+        values."""
         return self
 
     def unmixed(self, conditional: Callable[..., Any]) -> tuple[FunctionValues, Callable[..., Any]]:
@@ -312,7 +311,7 @@ class MixedValues(FunctionValues):
             Q and np.ndim(W) == 2 and np.shape(W)[1] == Q[0],
             "weights of shape (P, Q) for values of Q functions",
             f"weights {np.shape(W)} for values {Q}",
-            "dgp.gp(..., outputs=Q) has Q functions, and P is the number of columns of y",
+            "dgp.gp(..., outputs=Q) has Q functions; P is the number of columns of y",
             at="mix",
         )
         require_finite("weights of mix", W, "check the data the directions came from")
@@ -360,7 +359,7 @@ class MixedValues(FunctionValues):
     def log_prob_observed(
         self, y: Array, mean: Array, slope: Array, scale: ArrayLike, observed: Array | None = None
     ) -> Array:
-        r"""The log density of y under :meth:`observed`, of those columns that ``observed`` says, or of all.
+        r"""The log density of y under :meth:`observed`, for the observed columns or all.
 
         A column that is left out gets a factor :math:`N(y_p; y_p, 1)` of its own, which is taken off again.
         """
@@ -389,10 +388,7 @@ def _refuse_site() -> NoReturn:
     raise expected(
         "mixed values inside dgp.Likelihood",
         "a site that holds them",
-        (
-            'for a hidden layer draw the functions and mix the draw, g = numpyro.sample("g", f(x)); h = '
-            "mean(x) + g @ P.T"
-        ),
+        'for a hidden layer mix a draw, g = numpyro.sample("g", f(x)); h = mean(x) + g @ P.T',
         at="mix",
     )
 
@@ -430,7 +426,7 @@ class ProcessValues(Values):
         return super().expand(batch)
 
     def residual(self, value: Array) -> Array:
-        """Values less their means, of values with the event shape: another would broadcast.
+        """Values minus their means; raises unless the event shape matches, which would broadcast.
 
         Raises:
             ValueError: another shape.
@@ -440,7 +436,7 @@ class ProcessValues(Values):
             shape[-self.event_dim :] == self.event_shape,
             f"observations y of shape {self.shape()}",
             shape,
-            "a scalar function (outputs=None) wants y of shape (N,); outputs=P wants (N, P)",
+            "y is (N,) for a scalar function (outputs=None), (N, P) for outputs=P",
             at="f(x)",
         )
         return value - self.loc

@@ -1,11 +1,11 @@
-r"""Linear functionals of functions, one for each row of numbers: slopes along columns or directions, and sums.
+r"""Linear functionals of functions: slopes along columns or directions, and weighted sums.
 
 A functional L takes a function of rows, such as the covariances of f with something else, to an array of the same rows:
 it acts on their axis, the last but one, and carries the other axes along. Where f has the covariance k,
 
 .. math:: \operatorname{Cov}[(L f)_n, (L f)_{n'}] = (L_x L_{x'}\, k)_{nn'} .
 
-How many derivatives the random functions of a kernel have, in mean square, along an input column.
+``smoothness`` gives the number of mean-square derivatives of a process along an input column.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def between(functional: LinearFunctional, covariance: Callable[[Array, Array], A
 
 
 class Smoothness(NamedTuple):
-    """How smooth the random functions of a kernel are.
+    """The smoothness of the random functions of a kernel.
 
     Args:
         derivatives: how many they have.
@@ -137,9 +137,10 @@ class Smoothness(NamedTuple):
 
 
 def smoothness(kernel: Kernel, column: int | None) -> Smoothness:
-    """Derivatives in mean square along a column: infinitely many, unless a kernel inside says how few it has.
+    """The number of mean-square derivatives along a column: infinite, unless a part of the kernel has few.
 
-    A kernel says so by an attribute ``num_derivatives``. Of sums and products each part counts that sees the column, of
+    A kernel declares it by an attribute ``num_derivatives``. Of sums and products each part counts that sees the
+    column, of
     other kernels made of kernels each part. Of kernels of other libraries nothing is known: they count as smooth.
 
     Args:

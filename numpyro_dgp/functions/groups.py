@@ -1,6 +1,5 @@
-"""Functions of groups: one random function for each group of rows, opened in a plate of groups.
-
-A belief about inducing values that fall into independent blocks, one for every group of rows.
+"""Functions of groups: one random function per group of rows, opened in a plate of groups. q(v) then has one
+independent block per group.
 """
 
 from __future__ import annotations
@@ -63,16 +62,16 @@ def open_in_plate(
         )
     expect(
         Z.ndim != 3 or len(Z) == L,
-        f"inducing inputs Z of shape (M, D), or ({L}, M, D) with a block per group of plate {groups.name!r}",
+        f"Z of shape (M, D), or ({L}, M, D) for the groups of plate {groups.name!r}",
         Z.shape,
     )
     (own,) = (labelled,) = every(kernels)
     if isinstance(labelled, PerGroup):
         expect(
             labelled.groups == L,
-            f"hyperparameters of {L} groups, as many as plate {groups.name!r} has",
-            f"those of {labelled.groups}",
-            "draw them in the same plate",
+            f"hyperparameters of {L} groups, as plate {groups.name!r} has",
+            labelled.groups,
+            "draw them in the plate",
         )
         own = labelled.kernel
         K = jax.vmap(lambda k, z: k.gram(z), (0, 0 if Z.ndim == 3 else None))(own, Z)  # k_g(Z_g, Z_g) (L, M, M)
@@ -88,7 +87,7 @@ def open_in_plate(
 
 @pytree
 class GroupedFunction(InducedFunction):
-    r"""Independent functions of L groups, :math:`f(x, g) = f_g(x)`; ``dgp.gp`` makes it in a plate of groups.
+    r"""Independent functions of L groups, :math:`f(x, g) = f_g(x)`; made by ``dgp.gp`` in a plate of groups.
 
     It is called on inputs whose last column is the label of the group, 0 to L - 1. A row depends on the M whitened
     values of its group only: with :math:`L_g L_g^\top = k_g(Z_g, Z_g)`,
@@ -167,7 +166,7 @@ class GroupedFunction(InducedFunction):
         return einsum("nij,nj->ni", whiten[labels], cross.astype(whiten.dtype)), labels  # a_n = L_g^-1 k_g(Z_g, x_n)
 
     def features(self, rows: Array) -> Array:
-        """A (N, L M), of which the values of other groups have none."""
+        """A (N, L M), zero at the values of other groups."""
         return in_block(*self.blocks(rows), self.groups)
 
     def prior_variance(self, rows: Array) -> Array:
@@ -215,11 +214,7 @@ class GroupedFunction(InducedFunction):
     def checked(self, x: ArrayLike, noise: ArrayLike | None = None) -> Array:
         if np.ndim(x) >= 2 and np.shape(x)[-1] != self.dims:
             raise expected(
-                (
-                    f"inputs with {self.dims - 1} column(s) and the label of the group as the last one, because "
-                    f"layer {self.site!r} was opened in a plate, as a function for each of its {self.groups} "
-                    "members"
-                ),
+                f"{self.dims - 1} column(s) and a label, for {self.site!r} in a plate of {self.groups} groups",
                 f"shape {np.shape(x)}",
                 "jnp.column_stack([x, group]); for one function open the layer outside every plate",
                 at="f(x)",

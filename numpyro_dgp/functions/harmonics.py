@@ -1,14 +1,14 @@
-r"""``Harmonics``: functions of directions by their parts of low degree.
+r"""``Harmonics``: functions on the sphere, represented by spherical harmonics of low degree.
 
-Of a kernel of directions, :math:`k(x, x') = r(x) r(x') \sum_l a_l P_l(\hat x \cdot \hat x')`, the function is a sum of
+For a kernel of directions, :math:`k(x, x') = r(x) r(x') \sum_l a_l P_l(\hat x \cdot \hat x')`, the function is a sum of
 independent parts, one for each degree l, and each part is a sum of :math:`N_l` spherical harmonics with independent
 weights:
 
 .. math:: f(x) = m(x) + r(x) \sum_l \sqrt{a_l}\, B_l(\hat x)\, v_l, \qquad v_l \sim N(0, I),
           \quad B_l(\hat x) B_l(\hat x')^\top = P_l(\hat x \cdot \hat x') .
 
-The weights of some degrees are the inducing values; all other degrees are what is open given these. No matrix of the
-kernel is factorised.
+The weights of some degrees are the inducing values; the other degrees are the conditional variance. No kernel matrix is
+factorised.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Harmonics(Checked):
 
     .. math:: \operatorname{var}[f(x) \mid v] = r(x)^2 \Bigl( \kappa(0) - \sum_{l\ \mathrm{kept}} a_l \Bigr),
 
-    the same everywhere but for the factor r: harmonics say nothing of one place more than of another. There are many of
+    the same everywhere except for the factor r: harmonics resolve all places equally. There are many of
     them in many dimensions; :meth:`around` keeps the degrees that say most.
 
     Args:
@@ -140,9 +140,9 @@ class Harmonics(Checked):
         found = {_dims(kernel, self.columns) for kernel in every(kernels)}
         if len(found) > 1:
             raise expected(
-                "kernels of all outputs on the same sphere",
+                "all kernels on the same sphere",
                 f"directions in {sorted(found)} dimensions",
-                "open one layer per kind of kernel",
+                "open one layer per kernel",
             )
         (dims,) = found
         sizes = [num_harmonics(dims, degree) for degree in degrees]  # type: ignore[union-attr]
@@ -173,7 +173,7 @@ def _dims(kernel: Any, columns: int) -> int:
 
 
 def _warn_of_nothing(function: HarmonicFunction) -> None:
-    """Warn of degrees in which a known kernel has next to none of its variance, in all outputs."""
+    """Warn of degrees in which a known kernel has almost no variance, in all outputs."""
     shares, total = function.shares(), function.total()
     if is_concrete(shares, total):
         known = np.atleast_2d(np.asarray(shares, float))
@@ -193,7 +193,7 @@ def _at_angle_zero(kernel: ZonalKernel, dtype: Any) -> Array:
 
 @pytree
 class HarmonicFunction(InducedFunction):
-    """A function of directions that is represented by its parts of some degrees; ``dgp.gp`` makes it.
+    """A function of directions that is represented by its parts of some degrees; made by ``dgp.gp``.
 
     Args:
         kernels: one kernel of directions, or one per output.

@@ -46,7 +46,7 @@ class InducedFunction(FeatureFunction):
     A subclass is a frozen pytree (``_typing.pytree``) with the fields below and five members of its own: ``size``,
     ``dims``, :meth:`features`, :meth:`prior_variance` and :meth:`covariance`. Importance weights also need
     :meth:`held`, draws of whole functions :meth:`prior_draw`, new data :meth:`whitened_values_of`.
-    A function that v determines says so by ``determined``, and needs no :meth:`prior_draw`.
+    If v determines the function, set ``determined``; no :meth:`prior_draw` is needed.
     :meth:`conditional_variance` and :meth:`block_moments` can be overridden by what is more accurate or faster.
     :meth:`grad` and :meth:`linear` need features and covariances that JAX can differentiate by the inputs.
 
@@ -69,8 +69,8 @@ class InducedFunction(FeatureFunction):
         return ()
 
     def whitened_values_of(self, other: InducedFunction) -> tuple[Array, Array]:
-        """What this function says of the whitened values of ``other``, an earlier fit of it: their mean (P, M) and
-        covariances (P, M, M).
+        """The mean (P, M) and covariances (P, M, M) of the whitened values of ``other``, an earlier fit of it, given
+        this function.
 
         Raises:
             ValueError: a representation without it.
@@ -160,8 +160,8 @@ class InducedFunction(FeatureFunction):
     ) -> Any:
         expect(
             column is None,
-            "a column or a direction",
-            f"column {column!r} and a direction",
+            "a column or direction",
+            f"column {column!r} and a direction too",
             "leave one out",
             at="f.grad",
         )
@@ -207,16 +207,10 @@ class InducedFunction(FeatureFunction):
             [1. 2.]
         """
         x = self.checked(x)
-        expect(
-            x.ndim == 2,
-            "the points of all sums as x of shape (Q, D)",
-            x.shape,
-            "write them one below the other, and let each row of A weight its own",
-            at="f.linear",
-        )
+        expect(x.ndim == 2, "all points x (Q, D)", x.shape, "stack them; a row of A weights its own", at="f.linear")
         expect(
             np.ndim(A) >= 2 and np.shape(A)[-1] == len(x),
-            f"weights A of shape (K, {len(x)}), a row per sum and a column per point of x",
+            f"weights A of shape (K, {len(x)}), one row per sum, one column per point of x",
             np.shape(A),
             "a single sum is A[None]",
             at="f.linear",
@@ -232,7 +226,7 @@ class InducedFunction(FeatureFunction):
         return of.joint(rows, noise=noise) if joint else of(rows, noise=noise)
 
     def _require_slopes(self, column: int | None) -> None:
-        """Refuse a slope if functions of the kernel have too few derivatives."""
+        """Raise if functions of the kernel have too few derivatives for a slope."""
         columns = (*self.slopes_taken, column)  # one derivative for each slope that is taken
         for kernel in every(self.kernels):
             least = min((smoothness(kernel, d) for d in columns), key=lambda found: found.derivatives)
@@ -247,7 +241,7 @@ class InducedFunction(FeatureFunction):
 
 @pytree
 class FunctionalOf(InducedFunction):
-    """A linear functional of a random function, itself a random function with the same whitened values v.
+    """A linear functional of a random function: a random function with the same whitened values v.
 
     Args:
         base: the random function, without its v.

@@ -68,12 +68,9 @@ class InducingPatches(Points):
         if len(found) < len(given):
             other = next(kernel for kernel in given if as_convolutional(kernel) is None)
             raise expected(
-                (
-                    "a kernel dgp.kernels.Convolutional(kernel, patches), or a multiple of one, for "
-                    "dgp.functions.InducingPatches"
-                ),
+                "a kernel dgp.kernels.Convolutional(kernel, patches), or a multiple of one",
                 type(other).__name__,
-                "a sum of functions of images is a layer for each, and a layer on single patches has dgp.Points(Z)",
+                "for a sum of kernels of images open a layer each; a layer on single patches has dgp.Points(Z)",
                 at=f"gp {name!r}",
             )
         patches = found[0].patches

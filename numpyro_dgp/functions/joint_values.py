@@ -1,8 +1,7 @@
 """Distributions of function values with their correlations between inputs, which ``f.joint(x)`` returns.
 
-Values that v determines: deterministic given the function, and uncertain only through a belief about it.
-
-Those of a projection, and those of a function that is a finite sum of known functions, without process noise.
+Some values are deterministic given v, and uncertain only through q(v): those of a projection, and those of a basis
+expansion without process noise.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ class JointValues(ProcessValues):
 
 
 class KnownValues(JointValues):
-    """Joint values of one draw of a function: deterministic but for process noise."""
+    """Joint values of one draw of a function: deterministic except for process noise."""
 
     def from_white(self, white: Array) -> Array:
         return self.marginals().from_white(white)
@@ -197,11 +196,7 @@ class _AtLoc(Values):
             not violated(_is_near, value, self.loc),
             f"values that a {type(self.function).__name__} determines",
             "others",
-            (
-                "they have no density, so that NUTS and the autoguides of NumPyro cannot move them; pass "
-                "dgp.for_mcmc(model) in place of the model, which makes them deterministic, or give the "
-                "layer process noise, f(x, noise=s)"
-            ),
+            "they have no density for NUTS and autoguides; use dgp.for_mcmc(model), or process noise, f(x, noise=s)",
         )
 
 
@@ -222,7 +217,7 @@ class DeterminedJoint(_AtLoc, JointValues):
 
 
 def require_following(name: str, values: Any, q: Any) -> None:
-    """Raise if a guide gives a distribution of their own to values that v determines: they have no density.
+    """Raise if a guide has a distribution for values that are deterministic given v: they have no density.
 
     Args:
         name: of the site.

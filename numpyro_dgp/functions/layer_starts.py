@@ -346,15 +346,12 @@ def layers(
 
 
 def _mean(inputs: np.ndarray, width: int, labels: list[int]) -> Mean:
-    """The mean function of an inner layer, which does not see the columns of labels."""
+    """The mean function of an inner layer, which ignores the columns of labels."""
     if not labels:
         return pca(inputs, width)
     numbers = np.delete(np.arange(inputs.shape[1]), labels)
     expect(
-        len(numbers),
-        "a column beside those of labels below a hidden layer",
-        "none",
-        "embed the labels in the first layer, widths=[]",
+        len(numbers), "a numeric column below a hidden layer", "none", "embed the labels in the first layer, widths=[]"
     )
     W = np.zeros((inputs.shape[1], width), inputs.dtype if inputs.dtype.kind == "f" else float)
     W[numbers] = np.asarray(pca(inputs[:, numbers], width)(jnp.eye(len(numbers))))
@@ -362,7 +359,7 @@ def _mean(inputs: np.ndarray, width: int, labels: list[int]) -> Mean:
 
 
 def mixing(coordinates: ArrayLike, kernel: Kernel | Callable[[Array, Array], Array], functions: int) -> np.ndarray:
-    r"""Initial weights for ``f(x).mix`` when the outputs have coordinates, such as pixels: neighbours are correlated.
+    r"""Initial weights for ``f(x).mix`` when outputs have coordinates, such as pixels, and neighbours are correlated.
 
     The columns of W are the first Q eigenvectors of the covariance that the kernel gives the places of the outputs,
     largest first, each times the root of its eigenvalue. So :math:`W W^\top` is the best approximation of that

@@ -1,12 +1,10 @@
 r"""Vecchia's approximation: a process whose values at the data are conditioned on their nearest neighbours.
 
-A process given values at some inputs: at new ones it is conditioned on the nearest of these.
-
-Distributions of the values of a process of which each is conditioned on a few others: Vecchia's approximation.
+At new inputs the process is conditioned on the nearest of its values. The joint density of the values is
 
 .. math:: \log p(u) = \sum_i \log N\bigl(u_i - m(x_i);\; b_i^\top (u_{c(i)} - m(x_{c(i)})),\; d_i\bigr)
 
-Posteriors over the values of a process conditioned on neighbours, in the whitened coordinates of their prior.
+Posteriors over these values are Gaussians in the whitened coordinates of their prior.
 """
 
 from __future__ import annotations
@@ -84,11 +82,11 @@ class NeighbourValues(ProcessValues):
         super().__init__(loc, event_dim, origin)
 
     def whitened(self, residual: Array) -> Array:
-        r"""The numbers :math:`D^{-1/2} (I - B)\, r`, a priori N(0, 1), behind values less their mean: (..., P, N)."""
+        r"""The whitened residuals :math:`D^{-1/2} (I - B)\, r`, a priori N(0, 1): (..., P, N)."""
         return self._open(residual) / jnp.sqrt(self.open_variance)
 
     def correlated(self, v: Array) -> Array:
-        r"""Values less their mean behind standard normal numbers, :math:`(I - B)^{-1} D^{1/2} v` (..., P, N)."""
+        r"""Residuals from standard normal numbers, :math:`(I - B)^{-1} D^{1/2} v` (..., P, N)."""
         # (I - B) u = D^1/2 v, solved for u in the order of the values.
         scaled = jnp.sqrt(self.open_variance) * v
         return values_last(in_order(self.sets, self._weights(scaled), values_first(scaled)))
@@ -116,7 +114,7 @@ class NeighbourValues(ProcessValues):
         return self.to_value(values_last(first - onto_neighbours(self.sets, self._weights(scaled), first)))
 
     def _open(self, residual: Array) -> Array:
-        """What is left of values less their mean without what their neighbours say (..., P, N)."""
+        """Residuals minus their conditional means given the neighbours (..., P, N)."""
         first = values_first(residual)
         return values_last(first - from_neighbours(self.sets, self._weights(residual), first))  # (I - B) r
 
@@ -181,7 +179,7 @@ def conditionals(kernels: Kernels, rows: Array, others: Array, present: Array, n
 
 @pytree
 class NearestFunction:
-    r"""A Gaussian process given values at N inputs: what ``f.condition(x, values)`` returns for ``dgp.Neighbours``.
+    r"""A Gaussian process given values at N inputs, returned by ``f.condition(x, values)`` for ``dgp.Neighbours``.
 
     .. math:: f(x) \sim N\bigl(m(x) + b^\top (u_{c} - m(x_{c})),\; d\bigr)
 
@@ -248,7 +246,7 @@ class NearestFunction:
         )
 
     def joint(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> NeighbourValues:
-        """The same values, independent as they are, as one event of shape (N, P), or (N,), for x (..., N, D)."""
+        """The same independent values as one event of shape (N, P), or (N,), for x (..., N, D)."""
         each = self(x, noise=noise)
         N = each.batch_shape[-1]
         variance = each.variance[..., None] if self.outputs is None else each.variance
@@ -259,7 +257,7 @@ class NearestFunction:
         return NeighbourValues(each.loc, weights, variance, alone, 1 if self.outputs is None else 2, each.origin)
 
     def given(self, x: ArrayLike, values: ArrayLike, noise: ArrayLike | None = None) -> NearestFunction:
-        """The function itself: given the values that it has, those at new inputs say nothing about others."""
+        """The function itself: given its values, those at new inputs are independent of others."""
         return self
 
 
@@ -330,7 +328,7 @@ class Neighbours(Checked):
         object.__setattr__(self, "sets", conditioning_sets(X, order, self.num))
 
     def refreshed(self, h: ArrayLike) -> Neighbours:
-        """Neighbours by other inputs of the same rows, such as a draw of the layer below.
+        """Neighbours chosen by other inputs of the same rows, such as a draw of the layer below.
 
         ``near.refreshed(mcmc.get_samples()["h"][-1])``: between runs, for while a sampler or a fit goes on, the sets
         are part of its target.
@@ -405,9 +403,9 @@ class NeighbourFunction:
         N = len(self.sets.neighbours)
         expect(
             x.shape[-2] == N,
-            f"inputs of shape (..., {N}, D), row n of them that of row n of the X of Neighbours(X)",
+            f"inputs of shape (..., {N}, D), the rows of Neighbours(X)",
             x.shape,
-            "at other rows condition on values at these, f.condition(X, v)(x_new)",
+            "elsewhere use f.condition(X, v)(x_new)",
             at="f(x)",
         )
         loc = mean_values(self.mean, x, self.outputs)
@@ -428,7 +426,7 @@ class NeighbourFunction:
     joint = __call__
 
     def grad(self, x: ArrayLike, column: int | None = None, **options: Any) -> NoReturn:
-        """Refused, as are sums: values are known together only.
+        """Not available, like sums: slopes depend on all values.
 
         Raises:
             ValueError: always.
@@ -436,7 +434,7 @@ class NeighbourFunction:
         _refuse("grad")
 
     def linear(self, x: ArrayLike, A: ArrayLike, **options: Any) -> NoReturn:
-        """Refused, as are slopes: values are known together only.
+        """Not available, like slopes: sums depend on all values.
 
         Raises:
             ValueError: always.

@@ -1,4 +1,4 @@
-"""Checks of a distribution against the plates that are open where it is made."""
+"""Checks of a distribution against the plates around it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["require_outside", "require_rows_of_plates"]
 
 
 def require_rows_of_plates(batch_shape: tuple[int, ...]) -> None:
-    """Refuse a likelihood of other rows than those of the plates around it.
+    """Raise unless a likelihood has as many rows as the plates around it.
 
-    NumPyro broadcasts a plate of one row to any number, and says of other numbers only that shapes do not fit.
+    NumPyro broadcasts a plate of one row to any number; for other sizes its message names only the shapes.
 
     Args:
         batch_shape: of the likelihood.
@@ -26,16 +26,12 @@ def require_rows_of_plates(batch_shape: tuple[int, ...]) -> None:
         raise expected(
             f"{size} row{('s' if size != 1 else '')}, as many as plate {around.name!r} has",
             f"f(x) at {batch_shape[dim]}",
-            (
-                "hidden values of the rows of a fit, as in mcmc.get_samples(), are not for other data; "
-                "predict by dgp.Posterior(model, samples=mcmc.get_samples()) or dgp.Posterior(model, guide, "
-                "params), which draw them anew; in a plate that takes some rows use X[i] and y[i]"
-            ),
+            "predict at new rows by dgp.Posterior(...); in a subsampled plate use X[i] and y[i]",
         )
 
 
 def require_outside(what: str, rows: int, before: tuple[int, ...], batch_shape: tuple[int, ...]) -> None:
-    """Refuse one draw for all rows in a plate of these rows, which would repeat it for each of them.
+    """Raise where one joint draw of all rows is inside the plate of these rows, which would repeat it for each row.
 
     Args:
         what: the owner of the message.
@@ -52,12 +48,8 @@ def require_outside(what: str, rows: int, before: tuple[int, ...], batch_shape: 
             continue
         expect(
             len(before) >= -dim and before[dim] != 1,
-            "values that are drawn together for all rows outside the plate of these rows",
-            f"{rows} of them in plate {around.name!r}, which would count all {rows} times",
-            (
-                'write the site in front of the plate, numpyro.sample("y", f(X, noise=0.1), obs=y); for '
-                "independent groups, which happen to be as many, expand the distribution in front of the "
-                f"plate, .expand([{rows}])"
-            ),
+            "a joint draw of all rows outside the plate of these rows",
+            f"{rows} rows in plate {around.name!r}, which would count all {rows} times",
+            f"write the site before the plate; for independent groups expand it there, f(X).expand([{rows}])",
             at=what,
         )

@@ -1,6 +1,6 @@
 """``Points``: a function is represented by its values at inducing inputs.
 
-Parameters that layers open for their inducing inputs, kept apart from those of the program.
+Parameters of layers for their inducing inputs.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ class Points(Checked):
         in_groups = len(plates) == 1
         expect(
             in_groups or Z.ndim != 3 or Z.shape[0] == (outputs or 1),
-            f"separate inducing inputs Z of shape (P, M, D) with P = outputs = {outputs}",
+            f"separate inducing inputs Z (P, M, D) with P = outputs = {outputs}",
             Z.shape,
-            "give one (M, D) block per output, or share one Z of shape (M, D)",
+            "or share one Z of shape (M, D)",
             at=f"gp {name!r}",
         )
         if self.learn:
@@ -115,7 +115,7 @@ def whiten_columns(whiten: Array, values: Array) -> Array:
 
 @pytree
 class SparseFunction(InducedFunction):
-    """A function represented by whitened values at inducing inputs; ``dgp.gp`` makes it.
+    """A function represented by whitened values at inducing inputs; made by ``dgp.gp``.
 
     Args:
         kernels: one kernel, or one per output.
@@ -234,11 +234,7 @@ class SparseFunction(InducedFunction):
             True
         """
         expect(
-            self.v.whole is None,
-            "a function with a posterior",
-            f"a draw of layer {self.site!r}",
-            "take it from posterior.layers(key, X)",
-            at="f.summands",
+            self.v.whole is None, "a posterior", f"a draw of {self.site!r}", "posterior.layers(key, X)", at="f.summands"
         )
         parts = [kernel.summands() for kernel in every(self.kernels)]
         if len({len(each) for each in parts}) > 1:
@@ -259,7 +255,7 @@ class SparseFunction(InducedFunction):
         differ = self.outputs_differ or other.outputs_differ
         found = []
         for output in range(self.outputs or 1) if differ else (None,):
-            # v' = L'^-1 (f(Z') - m'(Z')), f(Z') = m(Z') + k(Z', Z) L^-T v + what v leaves open.
+            # v' = L'^-1 (f(Z') - m'(Z')), f(Z') = m(Z') + k(Z', Z) L^-T v + N(0, Var[f(Z') | v]).
             ours, theirs = self.at_points(output), other.at_points(output)
             values = (self.mean_at(theirs.Z) - other.mean_at(theirs.Z)).reshape(len(theirs.Z), -1)
             means = values if output is None else values[:, output, None]
@@ -288,14 +284,14 @@ class SummandFunction(SparseFunction):
 def _whitened_values(ours: PointValues, theirs: PointValues) -> tuple[Array, Array]:
     r"""Whitened values at other points given ours: the slope (1, M', M) and the covariance (1, M', M').
 
-    The jitter of k(Z, Z) is the variance of independent noise on the inducing values. Points that are in both sets
-    have the same noise: where all are, the slope is the identity and nothing is left open.
+    The jitter of k(Z, Z) is the variance of independent noise on the inducing values. Points in both sets have the
+    same noise: where all are, the slope is the identity and the covariance is zero.
     """
     K, noise = ours.kernel.gram(theirs.Z), nugget(ours.kernel.gram(ours.Z))
     # Cov[u', u] = k(Z', Z) + e [z' = z], Cov[u', u'] = k(Z', Z') + e I
     cross = ours.kernel(theirs.Z, ours.Z) + noise * _same_rows(theirs.Z, ours.Z)
     A = matmul(matmul(theirs.whiten, cross), ours.whiten.mT)  # L'^-1 Cov[u', u] L^-T
-    # Cov[v', v'], of which C = Cov[v', v'] - A A' is left open.
+    # Cov[v', v']; given v it is C = Cov[v', v'] - A A'.
     prior = matmul(matmul(theirs.whiten, K + noise * jnp.eye(len(K), dtype=K.dtype)), theirs.whiten.mT)
     return A[None], (prior - matmul(A, A.mT))[None]
 

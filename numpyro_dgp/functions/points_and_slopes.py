@@ -79,9 +79,9 @@ class PointsAndSlopes(Checked):
         expect(
             not any(len(shape) != 2 or 0 in shape for shape in shapes.values())
             and len({s[1] for s in shapes.values()}) <= 1,
-            "inputs Z (M, D) of values and at (S, D) of slopes with the same columns",
+            "Z (M, D) of values and at (S, D) of slopes with the same columns",
             f"shapes {shapes}",
-            "for one column write Z[:, None]; without slopes take dgp.Points(Z), and Z=None is without values",
+            "for one column write Z[:, None]; Z=None for slopes alone, dgp.Points(Z) for values alone",
         )
         S, D = shapes["at"]
         e = np.ones((S, 1)) if self.directions is None and D == 1 else self.directions
@@ -92,12 +92,7 @@ class PointsAndSlopes(Checked):
                 "all slopes at Z are dgp.functions.PointsAndSlopes.with_gradients(Z)",
             )
         object.__setattr__(self, "directions", e)
-        expect(
-            not violated(lambda e: (e != 0).any(-1), e),
-            "directions that are not zero",
-            "a row of zeros",
-            "leave it out",
-        )
+        expect(not violated(lambda e: (e != 0).any(-1), e), "nonzero directions", "a row of zeros", "leave it out")
 
     @classmethod
     def with_gradients(cls, Z: ArrayLike, *, learn: bool = False) -> PointsAndSlopes:
@@ -151,7 +146,7 @@ class PointsAndSlopes(Checked):
 
 @pytree
 class SlopedFunction(InducedFunction):
-    """A function represented by whitened values and slopes at inducing inputs; ``dgp.gp`` makes it.
+    """A function represented by whitened values and slopes at inducing inputs; made by ``dgp.gp``.
 
     Args:
         kernels: one kernel, or one per output.

@@ -32,7 +32,7 @@ __all__ = ["Projection", "projection"]
 
 @pytree
 class Projection:
-    r"""A random linear function; ``dgp.projection`` makes it.
+    r"""A random linear function; made by ``dgp.projection``.
 
     Args:
         scale: prior standard deviations :math:`\sigma` of the entries, per input column (D,).
@@ -197,10 +197,7 @@ def projection(
             isinstance(count, int) and count >= 1,
             f"{what} to be a positive integer",
             repr(count),
-            (
-                "inputs is the number of columns of X, outputs what a layer above should see, or None for a "
-                "scalar function"
-            ),
+            "inputs is the number of columns of X, outputs that of the layer above, or None",
             at=f"projection {name!r}",
         )
     require_positive("scale", scale)
@@ -209,7 +206,7 @@ def projection(
         scales.shape in ((), (inputs,)),
         f"scale to be a number or of shape ({inputs},)",
         scales.shape,
-        "one standard deviation per input column",
+        "one value per input column",
         at=f"projection {name!r}",
     )
     shape = (inputs,) if outputs is None else (outputs, inputs)

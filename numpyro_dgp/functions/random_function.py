@@ -52,7 +52,7 @@ def _by_batch(flat: Array, x: Array) -> Array:
 
 @runtime_checkable
 class RandomFunction(Protocol):
-    r"""What ``dgp.gp`` returns: a Gaussian process :math:`f \sim GP(m, k)`, to be called on inputs.
+    r"""A Gaussian process :math:`f \sim GP(m, k)`, returned by ``dgp.gp`` and called on inputs.
 
     The distribution that it returns is :math:`p(f(x) \mid v)` where the value at its site is a draw of v,
     :math:`q(f(x)) = \int p(f(x) \mid v)\, q(v)\, dv` where it is a ``Belief`` q(v), and a single number where it is a
@@ -134,7 +134,7 @@ class PointValues(NamedTuple):
 
 
 class FeatureFunction:
-    """A random function that is represented by whitened values v, of which it knows its features only.
+    """A random function that is represented by whitened values v through its features.
 
     Here is what follows from the features: values at inputs, each on its own or jointly, under any belief about v, and
     draws. :class:`~numpyro_dgp.functions.induced_function.InducedFunction` says what a subclass defines.
@@ -158,7 +158,7 @@ class FeatureFunction:
 
     @property
     def inducing_inputs(self) -> Array | None:
-        """Inputs (M, D), or (P, M, D), that v are values at, for figures; ``None`` where v are something else."""
+        """The inducing inputs (M, D), or (P, M, D), for figures; ``None`` where v are not values at inputs."""
         return None
 
     @property
@@ -192,7 +192,7 @@ class FeatureFunction:
 
     @property
     def determined(self) -> bool:
-        """Whether v determines the function: it is a sum of known functions with weights v, and A A^T is its k."""
+        """Whether v determines the function: it is a finite basis expansion with weights v, and k = A A^T."""
         return False
 
     @property
@@ -224,7 +224,7 @@ class FeatureFunction:
         return open_variance(self.prior_variance(rows), jnp.square(A).sum(-1), self.size)
 
     def held(self) -> Self:
-        """The same function with hyperparameters held fixed (no gradient)."""
+        """The same function with ``stop_gradient`` applied to its hyperparameters."""
         raise NotImplementedError
 
     def prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
@@ -239,7 +239,7 @@ class FeatureFunction:
         )
 
     def given(self, x: ArrayLike, values: ArrayLike, noise: ArrayLike | None = None) -> Self:
-        """The function itself: given v, it does not depend on values drawn from it."""
+        """The function itself: given v, it is independent of other values of it."""
         return self
 
     def __call__(self, x: ArrayLike, *, noise: ArrayLike | None = None) -> FunctionValues:

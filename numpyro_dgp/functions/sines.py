@@ -1,13 +1,13 @@
-r"""A kernel as a sum of products of known functions on a box: sines, and functions of the kernel's own.
+r"""Expansion of a kernel in known functions on a box: sines, and functions that the kernel defines.
 
-Weighted sums of sines of the multiples of an angle, without a sine for each of them.
+Weighted sums of sines of multiples of an angle need few sines.
 
 With :math:`j = a + I c`, a from 1 to I, and :math:`\theta = \pi t`
 
 .. math:: \sum_j w_j \sin(j \theta) = \sum_c \Bigl[\sum_a w_{a + I c} \sin(a \theta)\Bigr] \cos(I c\, \theta)
           + \Bigl[\sum_a w_{a + I c} \cos(a \theta)\Bigr] \sin(I c\, \theta) ,
 
-which takes 2 I + 2 M / I sines and cosines in place of M sines, and holds as many numbers for the derivative.
+which needs 2 I + 2 M / I sines and cosines instead of M sines, and as much memory for the derivative.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class SineBox:
             raise expected(
                 "low < high",
                 f"{self.low} and {self.high}",
-                "leave room for the inputs and a few lengthscales between their two ends",
+                "leave room for the inputs and a few lengthscales between them",
             )
         object.__setattr__(self, "size", sizes * (max(columns, default=1) if len(sizes) == 1 else 1))
 
@@ -217,7 +217,7 @@ class Sines:
 
 @pytree
 class OwnFunctions:
-    """Functions that a kernel has of its own: ``Kernel.series``.
+    """Functions that a kernel defines: ``Kernel.series``.
 
     Args:
         kernel: the kernel of the columns.
@@ -327,11 +327,8 @@ class KernelSeries:
             roots = [f.root for f in term.factors if f.root is not None]
             expect(
                 roots and len(roots) >= len(term.factors),
-                (
-                    "a kernel with a spectral density, whose sines on a Basis are known, where dgp.update "
-                    "compares weights with those of an earlier fit"
-                ),
-                "functions of its own",
+                "a kernel with a spectral density on the Basis, for dgp.update",
+                "basis functions of its own",
                 "give the layer dgp.Points(Z)",
                 at=f"gp {layer!r}",
             )
@@ -359,7 +356,7 @@ def _columns(columns: tuple[int, ...] | None, box: SineBox) -> tuple[int, ...]:
 
 
 def _own(kernel: Kernel, columns: tuple[int, ...], box: SineBox) -> OwnFunctions | None:
-    """The functions that a kernel has of its own, if it has any."""
+    """The functions that a kernel defines, if any."""
     sizes = tuple(box.sizes[d] for d in columns)
     rows = jax.ShapeDtypeStruct((1, len(columns)), box.dtype)
     found = jax.eval_shape(lambda rows: kernel.cast(box.dtype).series(rows, sizes), rows)

@@ -1,6 +1,4 @@
-r"""``StateSpace`` beside ``Points``: a function of one column is represented by its Markov states at given times.
-
-Functions of one column that are represented by their Markov states at given times; ``dgp.StateSpace`` makes them.
+r"""``StateSpace``: a function of one column is represented by its Markov states at given times.
 
 The whitened values are the shocks between these times, :math:`s_1 = F_1 v_1` and :math:`s_j = \Phi_j s_{j-1} + F_j v_j`
 with :math:`F_j F_j^\top = Q_j`. A value between :math:`t_i` and :math:`t_{i+1}` depends on the state at the former and
@@ -12,9 +10,7 @@ on the next shock only,
 
 in which :math:`Q = P_\infty` before the first time and :math:`a = 0` after the last.
 
-Exact regression on a series with times of any spacing in O(N): ``StateSpaceNormal``.
-
-Times of a series: checked, in order, and the time that passes between them.
+``StateSpaceNormal`` is exact regression on a series with times of any spacing in O(N).
 """
 
 from __future__ import annotations
@@ -50,8 +46,8 @@ class _Place(NamedTuple):
 
     Args:
         last: number of the last time before each, -1 where there is none.
-        row: h' Phi(x - t_i), what the state there says about the value (d, N).
-        ahead: a, what the next shock says (N, d).
+        row: h' Phi(x - t_i), the slope of the value by the state there (d, N).
+        ahead: a, the slope of the value by the next shock (N, d).
         left: the variance that is left given both (N,).
     """
 
@@ -63,7 +59,7 @@ class _Place(NamedTuple):
 
 @pytree
 class States:
-    """The states of one kernel at given times, and the shocks that they are made of.
+    """The states of one kernel at given times, and their shocks.
 
     Args:
         form: of the kernel.
@@ -127,7 +123,7 @@ class States:
 
 @pytree
 class StateFunction(InducedFunction):
-    """A function represented by whitened Markov states at given times; ``dgp.gp`` makes it.
+    """A function represented by whitened Markov states at given times; made by ``dgp.gp``.
 
     Args:
         kernels: one kernel, or one per output.
@@ -172,7 +168,8 @@ class StateFunction(InducedFunction):
         return self._open(rows, [s.place(rows[:, 0]) for s in self.states])
 
     def _open(self, rows: Array, places: list[_Place]) -> Array:
-        """The variance that is left, from the states around an input, with what the states lack of the kernel's."""
+        """The conditional variance given the states around an input, with the variance that the states lack of the
+        kernel's."""
         prior = self.prior_variance(rows)
         forms = [s.form for s in self.states]
         # h' P h, the variance of the states: less than k(x, x) where waves of a kernel are left out.
@@ -235,17 +232,13 @@ def checked_times(times: ArrayLike, *, in_order: bool = True) -> Any:
         found = found[:, 0]
     elif len(shape) != 1:
         raise expected(
-            "times of shape (N,) or (N, 1)",
-            shape,
-            "a state space has one input column; for more columns take dgp.Points or dgp.Grid",
+            "times of shape (N,) or (N, 1)", shape, "for more than one input column use dgp.Points or dgp.Grid"
         )
     expect(shape[0], "times of at least one point", "none", "check how the data were selected")
     require_finite("times", found, "leave out the rows without a time")
     if in_order and violated(lambda t: t[1:] >= t[:-1], found):
         raise expected(
-            "times in order",
-            _first_wrong(np.asarray(found)),
-            "order = np.argsort(times); times, y = times[order], y[order]",
+            "times in order", _first_wrong(np.asarray(found)), "i = np.argsort(times); times, y = times[i], y[i]"
         )
     return np.asarray(found) if is_concrete(found) else found
 
@@ -321,9 +314,9 @@ class StateSpace(Checked):
         sizes = [s.form.size for s in states]
         expect(
             len(set(sizes)) <= 1,
-            "kernels with the same number of states on a StateSpace",
+            "equally many states of all kernels",
             sizes,
-            "open one layer per kernel, and put their values side by side",
+            "open a layer per kernel",
             at=f"gp {name!r}",
         )
         M = len(states[0].times) * sizes[0]

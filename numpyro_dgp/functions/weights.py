@@ -1,6 +1,6 @@
-r"""Weights: what is known of a layer's whitened values v, with :math:`u = L v`, :math:`k(Z, Z) = L L^\top`.
+r"""Weights: the value at the site of a layer's whitened values v, with :math:`u = L v`, :math:`k(Z, Z) = L L^\top`.
 
-The value at a layer's sample site is one of three things. A layer reads all of them as :class:`Weights`:
+The value at a layer's sample site has one of three types, with the common interface :class:`Weights`:
 
 - an array, one draw of v: :class:`KnownWeights`;
 - a Gaussian :math:`q(v)`, a :class:`Belief`, which the layer integrates out (inside ``dgp.ELBO``);
@@ -46,7 +46,7 @@ __all__ = [
 
 
 class StandardNormal(SiteDistribution):
-    """Independent N(0, 1) numbers in a dtype of their own, whatever the global x64 flag says.
+    """Independent N(0, 1) numbers in a given dtype, independent of the global x64 flag.
 
     Args:
         event_shape: of one draw.
@@ -110,7 +110,7 @@ class InducingPrior(StandardNormal):
 
 
 class Weights(Protocol):
-    r"""What a layer asks of the value at its site: the mean m and the covariance :math:`\Sigma` of v.
+    r"""The interface of the value at a layer's site: the mean m and the covariance :math:`\Sigma` of v.
 
     At inputs with the features A, the function has the mean :math:`A m`, and v adds :math:`A \Sigma A^\top` to its
     covariance. Known values add nothing: what they would add is ``None``.
@@ -146,7 +146,7 @@ class Weights(Protocol):
         r""":math:`A \Sigma A^\top` (P, N, N) for features (N, M) or (P, N, M)."""
 
     def reshaped(self, shape: tuple[int, ...]) -> Weights:
-        """The same weights with values of one of L groups beside those of the next, as (P, L M) or (L M,)."""
+        """The same weights with the values of L groups concatenated, as (P, L M) or (L M,)."""
 
     def moments_of_block(self, A: Array, groups: Array) -> tuple[Array, Array | None]:
         """Mean and :meth:`spreading` (N, P) of rows with the features A (N, M) of the values of one group (N,) each."""
@@ -337,7 +337,8 @@ class DiagonalBelief(Belief):
 
 
 class BlockBelief(Belief):
-    r"""A belief about L blocks of M values each, as one about L M values: :math:`q(v) = \prod_{pg} q(v_{pg})`.
+    r"""A Gaussian over L independent blocks of M values each, as one over L M values: :math:`q(v) = \prod_{pg}
+    q(v_{pg})`.
 
     Args:
         blocks: the belief about the blocks, event shape (P L, M).

@@ -1,7 +1,7 @@
-"""What fits, samplers and predictions ask of a guide, whoever wrote it.
+"""The interface of a guide for fits, samplers and predictions.
 
-A guide of this package is made of rules and answers for itself (:class:`~numpyro_dgp.guides.guide.Guide`).
-:func:`adapted` gives every other guide, such as NumPyro's autoguides, the same methods.
+Guides of this package (:class:`~numpyro_dgp.guides.guide.Guide`) have these methods. :func:`adapted` adds them to other
+guides, such as NumPyro's autoguides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["AnyGuide", "adapted", "require_drawing"]
 
 
 class AnyGuide:
-    """A guide, with what is asked of one.
+    """A guide with the methods that this package needs.
 
     Attributes:
         model: the program that it is of; ``None`` where it is not known.
@@ -44,16 +44,16 @@ class AnyGuide:
 
     @property
     def has_rules(self) -> bool:
-        """Whether it is made of rules. Such a guide leaves sites with one value per datum to the model at new rows."""
+        """Whether it consists of rules. At new rows such a guide leaves sites with one value per datum to the model."""
         return self.config is not None
 
     @property
     def keeps_state(self) -> bool:
-        """Whether it keeps something between its calls. NumPyro's autoguides set themselves up in their first one."""
+        """Whether it has state between calls. NumPyro's autoguides initialise themselves in the first one."""
         return self.companion is not None
 
     def on(self, *args: Any, **kwargs: Any) -> Any:
-        """The guide together with the data of the fit, for guides that need these to predict."""
+        """The guide with the data of the fit, for guides that need them to predict."""
         return self
 
     def predicting(self, *plates: frozenset[str]) -> AnyGuide:
@@ -66,7 +66,7 @@ class AnyGuide:
 
 
 class _OtherGuide(AnyGuide):
-    """A guide of another package: the values of a run are those of its sites, whatever it returns."""
+    """A guide of another package; its values are those of its sites, whatever it returns."""
 
     def __init__(self, guide: Callable[..., Any]) -> None:
         self.companion = guide
@@ -92,7 +92,8 @@ def adapted(guide: Any) -> AnyGuide:
 
 
 def require_drawing(guide: Any, hint: str) -> None:
-    """Raise for a guide whose runs draw nothing but the mode of what its ``sample_posterior`` draws from."""
+    """Raise for a guide whose call returns the mode of its posterior instead of a draw, as
+    ``AutoLaplaceApproximation``."""
     for part in guide if isinstance(guide, AutoGuideList) else [guide]:
         expect(
             not isinstance(part, AutoLaplaceApproximation),

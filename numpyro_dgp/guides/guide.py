@@ -1,8 +1,8 @@
-"""A guide is the model's own program, run under a handler that replaces distributions.
+"""A guide runs the model under a handler that replaces the distributions of its latent sites.
 
-The handler replaces the distribution of a site at the moment when the program draws it, so that a rule has access to
-all that was computed before: the function, its inputs, the layer below. A structured posterior is therefore a rule, and
-needs no model class of its own.
+The handler replaces the distribution of a site when the program draws it, so that a rule has access to everything
+computed before: the function, its inputs, the layer below. A structured posterior is therefore a rule and needs no
+model class.
 """
 
 from __future__ import annotations
@@ -105,10 +105,7 @@ class Guide(AnyGuide):
         expect(callable(init_loc_fn), "init_loc_fn to be a function", type(init_loc_fn).__name__)
         expect_kind(sites, Mapping | None, "sites as a dict", "sites={'h': rule}")
         expect_kind(
-            importance,
-            Importance | None,
-            "importance to be dgp.guides.Importance",
-            "importance=dgp.guides.Importance(num_samples=5)",
+            importance, Importance | None, "a dgp.guides.Importance", "importance=dgp.guides.Importance(num_samples=5)"
         )
         given = zip((inducing, hidden, latent, exact, other), self.defaults, strict=True)
         rules = Rules(*(default if rule is None else rule for rule, default in given))  # type: ignore[arg-type]
@@ -143,14 +140,14 @@ class Guide(AnyGuide):
         return values
 
     def on(self, *args: Any, **kwargs: Any) -> Guide:
-        """The guide together with the data of the fit, ``guide.on(X, y)``, for guides that need these to predict.
+        """The guide with the data of the fit, ``guide.on(X, y)``, for guides that need them to predict.
 
         Only :class:`Collapsed` needs them. The other guides predict from their parameters, and are returned unchanged.
         """
         return self
 
     def predicting(self, *plates: frozenset[str]) -> Guide:
-        """The guide for calls at new rows: sites in all these plates are left to the model, whatever a call observes.
+        """The guide for calls at new rows: sites in all of these plates are left to the model.
 
         Args:
             *plates: the names of the plates of each site that is predicted.
@@ -291,13 +288,13 @@ class Guide(AnyGuide):
 
 
 def _makes_guide(other: Any) -> bool:
-    """Whether it is no rule, but a NumPyro autoguide or what makes a guide of a program."""
+    """Whether it is a NumPyro autoguide, or a function that makes a guide, instead of a rule."""
     is_class_of_rules = isinstance(other, type) and issubclass(other, Rule)
     return callable(other) and not isinstance(other, Rule) and not is_class_of_rules
 
 
 def _require_rules(rules: Rules, sites: Mapping[str, Any]) -> None:
-    """Raise for what is no rule, and for a rule of one kind of site that is given for another kind."""
+    """Raise for arguments that are not rules, and for rules given for the wrong kind of site."""
     by_kind: dict[str, Any] = rules._asdict()
     if _makes_guide(rules.other):
         del by_kind["other"]

@@ -1,6 +1,6 @@
-"""The handler that turns a run of the model into a run of a guide, and the settings that it runs by.
+"""The handler that turns a run of the model into a run of a guide, and its settings.
 
-Names of the program's own sites that would be taken for parameters of its guide.
+Raises where a site of the program has the name of a parameter of its guide.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["GuideConfig", "NamesApart", "GuideHandler"]
 
 
 class NamesApart:
-    """The names that a program and its guide give to sites in one run, each of which stands for one of them.
+    """The names of sites of a program and its guide in one run, each of which must be unique.
 
     NumPyro gives all ``numpyro.param`` of one name the same value, whoever opens them.
     """
@@ -96,7 +96,7 @@ class GuideConfig:
 
     @property
     def has_weights(self) -> bool:
-        """Whether latents have several values in a fit, with importance weights or those of quadrature."""
+        """Whether latents have several values in a fit, weighted by importance or quadrature."""
         rules = (*self.rules, *self.sites.values())
         return self.importance is not None or any(rule is not None and rule.num_nodes for rule in rules)
 
@@ -115,7 +115,7 @@ class GuideConfig:
 
 
 class GuideHandler(Messenger):
-    """Replaces the model's distributions by the guide's; ``with GuideHandler(...) as values`` collects what is drawn.
+    """Replaces the model's distributions by the guide's; ``with GuideHandler(...) as values`` collects the draws.
 
     Every run of a guide makes a new instance.
 
@@ -175,7 +175,7 @@ class GuideHandler(Messenger):
         return True
 
     def require_sound(self) -> None:
-        """Raise if the program cannot be fitted; it is looked at once."""
+        """Raise if the program cannot be fitted; checked once."""
         assert self._sound
 
     @cached_property
@@ -185,7 +185,7 @@ class GuideHandler(Messenger):
 
     @cached_property
     def below(self) -> dict[str, tuple[str, ...]]:
-        """The inducing sites that the posterior of an inducing site depends on, for those that have such."""
+        """The inducing sites on which the posteriors of other inducing sites depend."""
         order = self.program.inducing
         found: dict[str, tuple[str, ...]] = {}
         for name in order:
@@ -201,12 +201,9 @@ class GuideHandler(Messenger):
             msg["stop"] = True
         expect(
             msg["type"] != "control_flow",
-            "sites that the guide meets one by one",
+            "sites outside of control flow",
             "those of numpyro.contrib.control_flow",
-            (
-                "write a Python loop with a name for every step, or use a guide of NumPyro, such as "
-                "AutoNormal(model), or NUTS"
-            ),
+            "write a Python loop with a name for every step, or use AutoNormal(model) or NUTS",
         )
         if msg["type"] != "sample":
             return
@@ -222,21 +219,21 @@ class GuideHandler(Messenger):
         self.replace(msg, self.config.rule(msg))
 
     def _is_observation(self, msg: Message) -> bool:
-        """Whether a site is observed, or would be in a call with data: then there is nothing to infer."""
+        """Whether a site is observed, or would be in a call with data."""
         if site_kind(msg) == "observed":
             return True
         in_fit = not self.predicted and self.program.observed_plates
         return msg["name"] in self.program.ends and not in_fit
 
     def _is_at_rows_of_call(self, name: str) -> bool:
-        """Whether the inputs of an exact process come from the arguments of this call, as far as this can be told."""
+        """Whether the inputs of an exact process come from the arguments of this call, as far as tracing shows."""
         try:
             return name in inspect_call(self.config.model, None, self.args, self.kwargs).exact
         except ValueError:  # a model that turns its arguments into NumPy arrays
             return True
 
     def replace(self, msg: Message, rule: Rule | None) -> None:
-        """Replace the model's distribution by that of a rule."""
+        """Replace the model's distribution by the one that a rule returns."""
         name, fn, kind = msg["name"], unwrap(msg["fn"]), site_kind(msg)
         if rule is None:
             return hide(msg)

@@ -1,4 +1,4 @@
-r"""Several values of every latent variable in one run of a guide and its model, and their weights.
+r"""Importance weighting: several values of every latent in one run of a guide and its model, and their weights.
 
 With K values :math:`w^{(k)}` of the latents of one datum, drawn from q or the nodes of a rule with weights
 :math:`\nu_k`, and :math:`\mathcal L_n(w) = E_{q(f)} \log p(y_n \mid f(w))`, the data term of that datum is
@@ -127,12 +127,9 @@ class ReplicateLatents(Messenger):
         super().__exit__(exc_type, exc_value, traceback)
         if self.active and isinstance(exc_value, TypeError):  # as JAX reports shapes that do not fit
             raise expected(
-                "a program that runs with several values of a latent along a new first dimension",
+                "a program that accepts several values of a latent along a new first dimension",
                 f"an error above it ({exc_value})",
-                (
-                    "arrays of the data have no such dimension, and jnp.concatenate does not add it; widen X to "
-                    "that of h before, X = jnp.broadcast_to(X, (*h.shape[:-1], X.shape[-1]))"
-                ),
+                "before jnp.concatenate widen X to h, X = jnp.broadcast_to(X, (*h.shape[:-1], X.shape[-1]))",
                 at="importance weighting",
             ) from exc_value
 
@@ -163,7 +160,7 @@ class ReplicateLatents(Messenger):
         msg["value"] = jnp.broadcast_to(points, msg["fn"].shape())
 
     def _weigh_gradient(self, msg: Message) -> None:
-        """Draw the value in this handler, so that its gradient can be weighted and its density held fixed."""
+        """Draw the value in this handler, so that its gradient can be weighted while its density has none."""
         value = msg["fn"](rng_key=msg["kwargs"]["rng_key"])
         weight = self.weights[msg["name"]]
         weight = weight.reshape(weight.shape + (1,) * msg["fn"].event_dim)
@@ -230,7 +227,7 @@ def _weigh(
         raise expected(
             f"one latent site in the plates of {latents[0]!r}",
             latents,
-            "make it one site with two columns, or use ImportanceWeighted",
+            "join them to one site, or use ImportanceWeighted",
         )
     if rule is not None:
         nodes = rule.nodes(guide_trace[latents[0]]["fn"].event_shape[0], guide_trace[latents[0]]["value"].dtype)

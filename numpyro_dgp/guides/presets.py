@@ -1,4 +1,4 @@
-"""Named guides, each a choice of rules."""
+"""Guides with names: combinations of rules."""
 
 from __future__ import annotations
 

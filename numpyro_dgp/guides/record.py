@@ -1,4 +1,4 @@
-"""What a guide records about a site that it draws: one frozen record, under one key of the site's message."""
+"""The record of a guide about a site that it draws, stored under one key of the site's message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KEY = "numpyro_dgp"
 
 @dataclasses.dataclass(frozen=True)
 class SiteRecord:
-    """What a guide records about a site, for objectives, optimisers and diagnostics.
+    """The record of a guide about a site, for objectives, optimisers and diagnostics.
 
     Args:
         name: the site's name where the guide met it; a scope around the guide adds its prefix after that.
@@ -50,7 +50,7 @@ _NOTHING = SiteRecord(name="", kind="other")
 
 
 def attach(msg: Message, record: SiteRecord) -> None:
-    """Put a record into a message. Nothing else in this package adds keys to messages."""
+    """Store a record in a message. Nothing else in this package adds keys to messages."""
     msg[_KEY] = record
 
 
@@ -60,6 +60,6 @@ def record_of(site: dict[str, Any]) -> SiteRecord:
 
 
 def follows_model(site: Message) -> bool:
-    """Whether the distribution of a guide of this package at a site is the model's, so that the two cancel."""
+    """Whether the guide's distribution at a site equals the model's, so that the two cancel in a bound."""
     known = record_of(site)
     return bool(known.name) and (not known.is_variational or follows(unwrap(site["fn"])))

@@ -1,4 +1,4 @@
-"""One run of a guide and of the model that takes its values, in marginal mode: what a bound is computed from."""
+"""One run of a guide, and of the model at its values, in marginal mode: the input of a bound."""
 
 from __future__ import annotations
 
@@ -159,8 +159,8 @@ def run(
 
 
 def shared_by_weights(sites: Trace, values: Mapping[str, Any], inner: frozenset[str]) -> dict[str, Any]:
-    """The values of a run of a guide that the weights of its latents are given: all but those of the plates of these
-    latents, and of functions that the weights integrate.
+    """The values on which the weights of latents are conditioned: all except those in the plates of these latents, and
+    those of functions that the weights integrate out.
 
     Args:
         sites: trace of the run.
@@ -181,8 +181,7 @@ def shared_by_weights(sites: Trace, values: Mapping[str, Any], inner: frozenset[
 
 
 def resample(key: Array, found: Run) -> dict[str, Array]:
-    """Of every site in the plates of latents, the value that was drawn, or one of the K values that it has, drawn by
-    their weights: ``{site: value}``.
+    """Resample the K values of every site in the plates of latents by their weights: ``{site: value}``.
 
     Source: Salimbeni (2020), section 5.2.4.
     """

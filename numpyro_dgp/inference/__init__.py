@@ -1,1 +1,1 @@
-"""What is done with a program: bounds, fits, streams, chains."""
+"""Inference: bounds, fits, streams of minibatches, files of parameters."""

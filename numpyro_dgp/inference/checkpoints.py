@@ -1,6 +1,6 @@
-"""The checkpoints of a fit: its state, its losses so far and what fit it is, in one file.
+"""Checkpoints: the state of a fit, its losses so far and its identity, in one file.
 
-A lock on a file name, held by one process at a time and released by the kernel when that process ends.
+A lock on the file name, owned by one process at a time, is released by the kernel when that process ends.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LockedError(Exception):
 
 @contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Hold the lock of ``path``, which lives in a file beside it, ``<name>.lock``, removed at the end.
+    """Hold the lock of ``path``, the file ``<name>.lock`` next to it, which is removed at the end.
 
     A process that is killed leaves that file, but not the lock. Where the system has no such locks (Windows, some
     network file systems) only the file is made.
@@ -141,7 +141,7 @@ class CheckpointFile:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint | str | os.PathLike[str] | None, writes: bool = True) -> CheckpointFile:
-        """That of a call with ``checkpoint=``, a path or more.
+        """The checkpoint file of a call with ``checkpoint=``, a path or a :class:`Checkpoint`.
 
         Raises:
             ValueError: no path of a file.
@@ -164,7 +164,7 @@ class CheckpointFile:
 
     @contextmanager
     def reserved(self, num_steps: int) -> Iterator[None]:
-        """Keep other fits off the file, and find out before the first step whether it can be written.
+        """Lock the file against other fits, and check before the first step that it can be written.
 
         A file that already has ``num_steps`` steps need not be writable.
 
@@ -220,7 +220,7 @@ class CheckpointFile:
         return jax.tree.unflatten(treedef, leaves), arrays["losses"]
 
     def write(self, state: SVIState, losses: np.ndarray) -> bool:
-        """Write the state of the fit and its losses so far, if this process writes at all; whether it did.
+        """Write the state of the fit and its losses so far, if this process writes; returns whether it did.
 
         Where that fails (a full disk, a folder that has become read-only) the file stays as it was, with a warning.
         """
@@ -248,7 +248,7 @@ class CheckpointFile:
         arrays = read_arrays(self.path, _ELSE)
         if not {"losses", "paths", "identity"} <= arrays.keys():
             older = {"losses", "leaf0"} <= arrays.keys()
-            kind = "one of an older version, which does not say of which fit it is" if older else "other arrays"
+            kind = "one of an older version, which does not identify its fit" if older else "other arrays"
             raise expected(f"a checkpoint of this fit in {self.path}", kind, _ELSE)
         return arrays
 

@@ -1,4 +1,4 @@
-"""``ELBO``, the evidence lower bound, with all integrals in closed form that have one."""
+"""``ELBO``, the evidence lower bound, with closed forms for all integrals that have one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = ["ELBO"]
 
 
 class ELBO(elbo.ELBO):
-    r"""The evidence lower bound, with an estimator of lower variance than those of NumPyro.
+    r"""The evidence lower bound, with lower variance than NumPyro's estimators.
 
     .. math:: \mathcal L = \frac{N}{B} \sum_n E_{q(h_n)}\bigl[E_{q(f(h_n))} \log p(y_n \mid f(h_n))\bigr]
               - \sum_\ell \mathrm{KL}[q(v^\ell) \,\|\, p(v^\ell)] - \dots
@@ -100,9 +100,9 @@ class ELBO(elbo.ELBO):
         for name, program in (("model", model), ("guide", guide)):
             expect(
                 callable(program),
-                f"a {name} that can be called",
+                f"a callable {name}",
                 type(program).__name__,
-                "the order is loss(key, params, model, guide, X, y)",
+                "call loss(key, params, model, guide, X, y)",
             )
         expect_kind(param_map, Mapping, "params as a dict", "svi.get_params(state)")
         for path, value in jax.tree.leaves_with_path({"args": args, "kwargs": kwargs}):
@@ -168,7 +168,7 @@ class ELBO(elbo.ELBO):
 
 
 def _require_drawn(guide_trace: Trace, model_trace: Trace) -> None:
-    """Refuse latent sites of the model that the guide does not draw."""
+    """Raise for latent sites of the model that the guide does not draw."""
     for name, site in model_trace.items():
         if site["type"] != "sample" or site["is_observed"] or name in guide_trace:
             continue
@@ -186,7 +186,7 @@ def _require_drawn(guide_trace: Trace, model_trace: Trace) -> None:
 
 
 def _require_same_counts(guide_trace: Trace, model_trace: Trace) -> None:
-    """Refuse guides of this package, made of another program, that count a latent site otherwise than the model."""
+    """Raise for guides of another program whose scale of a latent site differs from the model's."""
     for name, site in model_trace.items():
         q = guide_trace.get(name)
         if site["type"] != "sample" or q is None or not record_of(q).name or follows_model(q):

@@ -1,8 +1,8 @@
 """Training that can be interrupted and continued: ``fit``, with the data as arguments of the model.
 
-``svi.run`` does the same steps. ``fit`` adds three things: one compiled program for any number of steps, with the data
-passed as arguments; a checkpoint from which a later call continues with bit-identical results; an error that names the
-layer when a Cholesky factorisation fails.
+``svi.run`` takes the same steps. ``fit`` adds one compiled program for any number of steps, with the data passed as
+arguments; checkpoints from which a later call continues with bit-identical results; and errors that name the layer in
+which a Cholesky factorisation fails.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def fit(
     Args:
         svi: a NumPyro ``SVI``.
         rng_key: PRNG key; a resumed fit continues with the key in the checkpoint.
-        num_steps: total number of steps, those of an earlier, interrupted call included.
-        *args: arguments of the model; arrays are passed to the compiled program and are no constants in it. Tables of
-            numbers (pandas) become arrays.
+        num_steps: total number of steps, including those of an earlier, interrupted call.
+        *args: arguments of the model; arrays are arguments of the compiled program, not constants. Tables of numbers
+            (pandas) become arrays.
         checkpoint: file to write every 1000 steps and at the end, and to continue from if it exists; or a
             :class:`Checkpoint` with other settings.
-        init_params: initial values of some parameters, constrained, by name. A resumed fit takes none of them.
+        init_params: initial values of some parameters, constrained, by name. A resumed fit ignores them.
         stable_update: skip steps that give NaN, as in ``svi.run``.
         progress_bar: show a progress bar.
         **kwargs: keyword arguments of the model.
@@ -75,14 +75,15 @@ def fit(
 
     Raises:
         ValueError: NaN or infinite data, times, text or categories; a call under ``jit`` or ``vmap``; initial values of
-            unknown parameters, or that cannot be theirs; a guide of another model; a checkpoint of another fit, with
-            the first difference, one that is damaged, that another process uses or that cannot be written; a loss that
-            became NaN: the message says at which step and, where a Cholesky factorisation failed, in which layer.
+            unknown parameters or outside of their support; a guide of another model; a checkpoint of another fit (the
+            message has the first difference), a damaged one, or one that another process uses or that cannot be
+            written; a loss that became NaN (the message has the step and, where a Cholesky factorisation failed, the
+            layer).
         KeyboardInterrupt: after an interruption, with the number of steps that the checkpoint holds.
 
     Warns:
-        UserWarning: data far from the scale of the program; a last loss far above the lowest one; a spread that values
-            in a plate share and that has gone to zero, where both are points (``Delta``).
+        UserWarning: data far from the scale of the program; a last loss far above the lowest one; a scale of values in
+            a plate that has collapsed to zero because both are points (``Delta``).
 
     Example:
         >>> import jax, numpyro, optax, numpyro_dgp as dgp
@@ -133,7 +134,7 @@ def fit(
 def steps_of(
     update: Callable[..., tuple[SVIState, Array]], rebuild: Rebuild
 ) -> Callable[[SVIState, list[Array], Array], tuple[SVIState, Array]]:
-    """``count`` updates, at most a chunk, by a loop of dynamic length, as a function to compile: it is compiled once.
+    """A function of ``count`` updates, at most a chunk, as a loop of dynamic length, which is compiled once.
 
     Args:
         update: ``svi.update`` or ``svi.stable_update``.
@@ -156,7 +157,7 @@ def steps_of(
 
 
 def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Array], Rebuild]:
-    """Split the arguments of a model into arrays, for a compiled program, and a function that puts them together again.
+    """Split the arguments of a model into arrays, for a compiled program, and a function that restores them.
 
     Numbers, flags and other objects remain Python objects: a program may use them as shapes. Tables and their columns
     become arrays.

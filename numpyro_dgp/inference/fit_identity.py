@@ -1,6 +1,6 @@
-"""What makes a fit the same fit: facts that a checkpoint holds, compared before it is continued.
+"""The identity of a fit: facts stored in a checkpoint and compared before the fit continues.
 
-A digest of a jaxpr that is the same in every process: what is computed, and the constants in it.
+Among them is a digest of a jaxpr that is equal in every process: its operations and constants.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SAMPLE = 2**20
 
 
 class Digest(NamedTuple):
-    """What a jaxpr computes, and its numbers and constant arrays, in the order in which they are used."""
+    """The operations of a jaxpr, and its constants in order of use."""
 
     operations: str
     constants: list[str]
@@ -51,7 +51,7 @@ def array_digest(array: Any) -> str:
 
 
 def digest(program: core.ClosedJaxpr) -> Digest:
-    """What a jaxpr computes: its operations, and how they use each other's results.
+    """The operations of a jaxpr, and how they use each other's results.
 
     Names of functions and whatever differs between two runs of the same program, such as addresses, are left out.
     """
@@ -83,7 +83,7 @@ def _collect(jaxpr: Any, values: Any, lines: list[str], constants: list[str]) ->
 
 
 def _setting(value: Any, lines: list[str], constants: list[str]) -> str:
-    """The setting of an operation, in words; for a jaxpr in it, its operations are appended instead."""
+    """The setting of an operation as text; for a jaxpr, its operations are appended to ``lines`` instead."""
     if isinstance(value, core.ClosedJaxpr):
         _collect(value.jaxpr, value.consts, lines, constants)
         return "program"
@@ -101,14 +101,14 @@ def _setting(value: Any, lines: list[str], constants: list[str]) -> str:
 
 
 def _constant(value: Any) -> str:
-    """Numbers as they are printed; of many, the digest of their array."""
+    """Numbers as text; for large arrays, a digest."""
     if isinstance(value, jax.Array) and is_key(value):
         return array_digest(value)
     return str(np.asarray(value).tolist()) if np.size(value) <= _SHOWN else f"array {array_digest(value)}"
 
 
 class FitIdentity(NamedTuple):
-    """What a fit is, in words.
+    """A description of a fit as text, to compare it with a saved one.
 
     Args:
         facts: the function, its arguments, the objective, the sites of guide and model.

@@ -111,14 +111,14 @@ def run_steps(
 
 
 def _note_moving_range(found: dict[str, str], msg: Message) -> None:
-    """Note observed likelihoods whose range of y depends on v, by site."""
+    """Collect observed likelihoods whose support depends on v, by site."""
     fn: Any = unwrap(msg["fn"]) if msg["type"] == "sample" and msg["is_observed"] else None
     if fn is not None and is_likelihood(fn) and _moves(fn):
         found[msg["name"]] = fn.family
 
 
 def _moves(fn: Any) -> bool:
-    """Whether y has another range at another value of the function; a point is a range that is its parameter."""
+    """Whether the support of y changes with the value of the function; a point mass counts as such."""
     if fn.family == "Delta":
         return True
     v = fn.f_x.loc
@@ -129,7 +129,7 @@ def _moves(fn: Any) -> bool:
 def _interrupted(
     checkpoint: CheckpointFile, state: SVIState, done: int, num_steps: int, losses: list[np.ndarray]
 ) -> str:
-    """Save what an interrupted fit has, and say where that is."""
+    """Save the state of an interrupted fit, and print where."""
     text = f"{caller()}: interrupted after {done} of {num_steps} steps"
     if done and checkpoint.write(state, np.concatenate(losses)[:done]):
         return f"{text}, which are saved in {checkpoint.path}: the same call continues there"
@@ -137,7 +137,7 @@ def _interrupted(
 
 
 def _require_steps(evaluate: Evaluate, state: SVIState, losses: np.ndarray) -> None:
-    """Raise if every step was skipped; warn if all of the last ones were, for the fit was stuck there."""
+    """Raise if every step was skipped; warn if all of the last ones were."""
     sound = np.flatnonzero(np.isfinite(losses))
     if not len(sound):
         try:
@@ -162,7 +162,7 @@ def _require_steps(evaluate: Evaluate, state: SVIState, losses: np.ndarray) -> N
 
 
 def _warn_of_overshoot(losses: np.ndarray) -> None:
-    """Warn if the last losses are all out of proportion to the lowest one, as after a step that was too long.
+    """Warn if the last losses are far above the lowest one, as after a step that was too large.
 
     Natural gradients of a loss with exponential tails leave the fit there: no number of its next steps is finite, and
     steps that are not finite are not taken.
@@ -180,7 +180,8 @@ def _warn_of_overshoot(losses: np.ndarray) -> None:
 
 
 def _require_finite(params: dict[str, Any], steps: int) -> None:
-    """Raise if the last step, or one that ``stable_update`` took for its finite loss, has spoilt a parameter."""
+    """Raise if the last step, or one that ``stable_update`` accepted for its finite loss, made a parameter NaN or
+    infinite."""
     for name, value in params.items():
         expect(
             all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(value)),
@@ -191,7 +192,7 @@ def _require_finite(params: dict[str, Any], steps: int) -> None:
 
 
 def _explain(evaluate: Evaluate, state: SVIState, step: int, loss: Any) -> NoReturn:
-    """Raise for a loss that is not finite, with the reason if a check finds one."""
+    """Raise for a loss that is not finite, with the reason where a check finds one."""
     moving: dict[str, str] = {}
     try:
         with each_message(after=partial(_note_moving_range, moving)):
@@ -201,17 +202,9 @@ def _explain(evaluate: Evaluate, state: SVIState, step: int, loss: Any) -> NoRet
     for name, family in moving.items():
         raise expected(
             f"a density of {name!r} that is positive whatever the value of the function",
-            (
-                f"a loss of {loss} at step {step + 1} with {family}, whose range of y depends on it, so that "
-                "the expected log density is -inf"
-            ),
-            "take a distribution of y with noise, such as dist.Normal(v, 0.1)",
+            f"a loss of {loss} at step {step + 1} with {family}, whose support depends on it",
+            "use a distribution of y with noise, such as dist.Normal(v, 0.1)",
         )
     raise expected(
-        "a finite loss",
-        f"{loss} at step {step + 1}",
-        (
-            "lower the learning rate, clip gradients (optax.clip_by_global_norm), bound the "
-            "hyperparameters by priors, or run in float64"
-        ),
+        "a finite loss", f"{loss} at step {step + 1}", "lower the learning rate, clip gradients, or run in float64"
     )

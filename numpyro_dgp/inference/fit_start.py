@@ -1,9 +1,9 @@
-"""The state before the first step of a fit, after checks of everything that a fit is made of.
+"""The state before the first step of a fit, after checks of the program, guide, objective and data.
 
-The state before the first step of a fit, from one compiled program.
+The initial state comes from one compiled program.
 
-``svi.init`` runs guide and model operation by operation, and JAX compiles each of these. As one program, of which only
-parameters are asked, no values of functions are computed.
+``svi.init`` runs guide and model operation by operation, and JAX compiles each of these. One program that returns only
+parameters computes no function values.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = [
 
 
 def has_no_state(svi: SVI) -> bool:
-    """Whether the guide keeps nothing between its calls."""
+    """Whether the guide has no state between calls."""
     return not adapted(svi.guide).keeps_state
 
 
@@ -113,9 +113,9 @@ def require_svi(svi: Any) -> None:
             raise expected(f"{what} in the SVI", f"the class {value.__name__}", f"make one, such as {example}")
     expect(
         callable(getattr(svi.loss, "loss", None)),
-        "an objective with a method loss in the SVI",
+        "an objective with a method loss",
         type(svi.loss).__name__,
-        "for example dgp.ELBO()",
+        "dgp.ELBO()",
     )
 
 
@@ -125,10 +125,7 @@ def require_compiling_itself(*arguments: Any) -> None:
         is_concrete(arguments),
         "arrays",
         "traced ones",
-        (
-            "under jax.jit or jax.vmap, to fit with many seeds at once, write svi.run(key, num_steps, X, "
-            "y, progress_bar=False)"
-        ),
+        "in jax.jit or vmap, svi.run(key, num_steps, X, y, progress_bar=False)",
     )
 
 
@@ -188,16 +185,13 @@ def _require_same_sites(svi: SVI, sites: SitesOfFit) -> None:
     if alien:
         raise expected(
             "a guide of the model in the SVI",
-            (f"one with a site {alien[0]!r} that the model does not sample, whose density would count in the bound"),
-            (
-                f"make the guide from the same model, {type(svi.guide).__name__}(model); for a variable of "
-                "the guide alone write infer={'is_auxiliary': True}"
-            ),
+            f"one with a site {alien[0]!r} that the model does not sample",
+            f"{type(svi.guide).__name__}(model); for an auxiliary variable infer={{'is_auxiliary': True}}",
         )
 
 
 def warn_of_first_loss(sites: SitesOfFit, arrays: list[Array], losses: Array) -> None:
-    """Warn of data whose units the program did not expect: a first loss that no noise near one explains.
+    """Warn of data in other units than the program expects: a first loss that no noise near one explains.
 
     Args:
         sites: of the fit.
@@ -215,7 +209,8 @@ def warn_of_first_loss(sites: SitesOfFit, arrays: list[Array], losses: Array) ->
 def warn_of_funnel(
     svi: SVI, sites: SitesOfFit, start: SVIState, params: dict[str, Array], args: Any, kwargs: Any
 ) -> None:
-    r"""Warn of a spread of several values, as those in a plate, that has gone to zero because both are points.
+    r"""Warn of a funnel: a scale of several values, such as those in a plate, that has collapsed to zero because both
+    are points.
 
     The density :math:`\prod_g N(e_g; m, \tau^2)` is unbounded where all :math:`e_g = m` and :math:`\tau` tends to zero.
 

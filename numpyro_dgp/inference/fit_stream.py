@@ -1,10 +1,10 @@
-"""Training on minibatches that are read while training: data larger than memory, on one device or several.
+"""Training on minibatches read from disk during the fit: data larger than memory, on one device or several.
 
-The program and the guide need no change: ``dgp.minibatch`` tells a program for all rows how many rows there are, so
-that it can be called with a minibatch. The rows of a batch are spread over devices, every device has the parameters,
+The program and the guide need no change: ``dgp.minibatch`` passes the number of rows to a program for all rows, which
+can then be called with a minibatch. The rows of a batch are spread over devices, every device has the parameters,
 and XLA partitions the step. Random numbers do not depend on the number of devices, so neither does the result.
 
-Checks that a program counts the rows of a minibatch as often as the rows of its stream ask for.
+Checks ensure that a program scales the rows of a minibatch to the number of rows of its stream.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def require_row_counts(sites: SitesOfFit, guide: str, batch: int, rows: int) -> 
         if len(site.plates) == 1 and plates & site.plates.keys() and not _close(site.scale, rows / batch):
             warnings.warn(
                 f"fit_stream: expected site {name!r} to count every row of a batch {rows} / {batch} = "
-                f"{rows / batch:.6g} times, got {site.scale:.6g} times: is the number of rows that dgp.minibatch has "
-                "been told that of the stream, stream.num_rows?",
+                f"{rows / batch:.6g} times, got {site.scale:.6g} times: does dgp.minibatch have the rows of the "
+                "stream, stream.num_rows?",
                 UserWarning,
                 stacklevel=4,
             )
@@ -88,7 +88,8 @@ def require_row_counts(sites: SitesOfFit, guide: str, batch: int, rows: int) -> 
 
 
 def _require_amortised(sites: SitesOfFit, guide: str, plates: set[str]) -> None:
-    """Raise where the guide has a parameter per row of a batch, or counts a latent per row otherwise than the model."""
+    """Raise where the guide has a parameter per row of a batch, or scales a latent per row differently from the
+    model."""
     cure = (
         "its rows change from batch to batch: use an amortised rule, latent=dgp.guides.Amortised(), in one of "
         "dgp.guides, made of the same dgp.minibatch(model, ...)"
@@ -102,11 +103,8 @@ def _require_amortised(sites: SitesOfFit, guide: str, plates: set[str]) -> None:
             continue
         if not plates & q.plates.keys() or not _close(q.scale, site.scale):
             raise expected(
-                (
-                    f"{guide} to count site {name!r}, with a value per row, as the model does, {site.scale:.6g} "
-                    f"times in plates {list(site.plates)}"
-                ),
-                f"{q.scale:.6g} times in plates {list(q.plates)}",
+                f"{guide} to scale site {name!r} like the model, by {site.scale:.6g} in plates {list(site.plates)}",
+                f"{q.scale:.6g} in plates {list(q.plates)}",
                 cure,
             )
 
@@ -132,7 +130,7 @@ def fit_stream(
     progress_bar: bool = True,
     **kwargs: Any,
 ) -> SVIRunResult:
-    """Run ``svi`` for ``num_steps`` steps on the batches of a stream, and read the next batches in the meantime.
+    """Run ``svi`` for ``num_steps`` steps on the batches of a stream, which are read ahead.
 
     Args:
         svi: a NumPyro ``SVI`` of a program inside ``dgp.minibatch``, and of a guide for that.
@@ -218,7 +216,7 @@ def fit_stream(
 
 
 def _arguments(stream: BatchSource, first: tuple[np.ndarray, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What the result depends on beside the program, by name: the batch of step 0 stands for the stream."""
+    """What the result depends on in addition to the program, by name; the batch of step 0 stands for the stream."""
     arguments: dict[str, Any] = {"the number of rows of the stream": stream.num_rows}
     arguments |= {f"array {i + 1} of batch 0": array for i, array in enumerate(first)}
     return arguments | {f"argument {name!r}": value for name, value in kwargs.items()}
@@ -228,19 +226,14 @@ def _first_batch(stream: BatchSource, devices: int) -> tuple[np.ndarray, ...]:
     """The batch of step 0, after checks: as many rows in every array, a multiple of the number of devices, and numbers
     that stay apart in the default precision."""
     expect_kind(
-        stream,
-        BatchSource,
-        "a source of batches, with num_rows and batch(step)",
-        "try dgp.Stream((X, y), batch_size=1000)",
+        stream, BatchSource, "a source of batches, with num_rows and batch(step)", "dgp.Stream((X, y), batch_size=1000)"
     )
     require_count("num_rows", stream.num_rows, "the length of its arrays")
     found = stream.batch(0)
     shapes = [np.shape(a) for a in found] if isinstance(found, tuple) else []
     if not shapes or () in shapes or len({shape[0] for shape in shapes}) > 1:
         raise expected(
-            "batch(0) to be a tuple of arrays with equally many rows",
-            shapes or type(found).__name__,
-            "return (X[rows], y[rows])",
+            "batch(0), a tuple of arrays with equally many rows", shapes or type(found).__name__, "(X[rows], y[rows])"
         )
     rows = shapes[0][0]
     if rows % devices:

@@ -1,4 +1,4 @@
-"""The handler ``minibatch``, with which a program for all rows can be called with a minibatch of them."""
+"""The handler ``minibatch``: call a program for all rows with a minibatch."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["minibatch"]
 
 
 class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
-    r"""Handler that tells a program's plates that their rows are a minibatch of more.
+    r"""Handler that scales the plates of a program from a minibatch to all rows.
 
-    Every site in the plate counts :math:`N / B` times, with N given here and B the size that the program gives the
-    plate. For rows that are all in memory, ``numpyro.plate("data", N, subsample_size=B)`` does the same.
+    Every site in the plate is scaled by :math:`N / B`, with N given here and B the size of the plate in the program.
+    For rows that are all in memory, ``numpyro.plate("data", N, subsample_size=B)`` does the same.
 
     Args:
         fn: the program.
         **rows: N of every plate concerned, by name.
 
     Raises:
-        ValueError: no program, no rows, or numbers of rows that are none; when a program runs: it has no such plate,
+        ValueError: not a program, no rows, or invalid numbers of rows; when a program runs: it has no such plate,
             the plate subsamples itself, is in another such handler or has more rows than N, or a guide keeps
             parameters per row in it.
 
@@ -82,9 +82,9 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
         self._seen.pop()
         if missing and exc_type is None:
             raise expected(
-                f"the program to have the plates {sorted(self.rows)}",
+                f"a program with plates {sorted(self.rows)}",
                 f"none named {missing}",
-                "name them as in numpyro.plate(name, ...)",
+                "rename them, numpyro.plate(name, ...)",
             )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -123,9 +123,6 @@ class minibatch(Messenger):  # noqa: N801 - a handler, named like NumPyro's
             raise expected(
                 f"no parameters per row in plate {plate!r}",
                 repr(msg["name"]),
-                (
-                    "its rows change from batch to batch; use an amortised guide (guides.Amortised), or "
-                    "subsample inside the program"
-                ),
+                "rows change between batches; use guides.Amortised, or subsample inside the program",
             )
         msg["scale"] = factor if msg["scale"] is None else factor * msg["scale"]

@@ -1,6 +1,6 @@
 """Parameters of a fit in one file: ``save`` and ``load``.
 
-Files of named arrays: written as a whole or not at all, and read with one error for whatever is wrong with them.
+Files of named arrays are written completely or not at all, and damaged files raise one readable error.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def is_key(leaf: Any) -> bool:
 
 
 def partial_files(path: Path) -> list[Path]:
-    """What processes that were killed while they wrote ``path`` have left behind."""
+    """Temporary files of processes that were killed while they wrote ``path``."""
     name = path.name + "."
     return [p for p in path.parent.iterdir() if p.name.startswith(name) and p.name.endswith(".part")]
 
@@ -194,9 +194,7 @@ def entries_of(params: Mapping[str, Any]) -> dict[str, Any]:
             raise expected(f"numbers at params{jax.tree_util.keystr(where)}", type(value).__name__, "leave it out")
         if wrong := [p.key for p in where if isinstance(p, jax.tree_util.DictKey) and not isinstance(p.key, str | int)]:
             raise expected(
-                "names in dicts to be text",
-                f"{wrong[0]!r} at params{jax.tree_util.keystr(where)}, which a file does not give back",
-                "rename it",
+                "text as names in dicts", f"{wrong[0]!r} at params{jax.tree_util.keystr(where)}", "rename it"
             )
         entries[_name(where)] = value
     return entries
@@ -248,15 +246,13 @@ def _in_containers(
     names = [_name(where) for where, _ in leaves]
     if other := sorted(set(names) ^ set(entries)):
         raise expected(
-            f"like= with the names of {path}",
-            f"another one at {', '.join(other[:3])}",
-            "take the parameters of the same program and guide",
+            f"like= with the names of {path}", f"another one at {', '.join(other[:3])}", "take those of the same guide"
         )
     return jax.tree.unflatten(treedef, [_held(name, entries[name]) for name in names])
 
 
 def _held(name: str, value: np.ndarray) -> Array:
-    """A parameter as an array of JAX; it would wrap whole numbers around, and make large ones infinite."""
+    """A parameter as a JAX array, with an error where integers would wrap around or large values overflow."""
     held = jax.dtypes.canonicalize_dtype(value.dtype)
     with np.errstate(over="ignore"):
         cast = value.astype(held)

@@ -1,4 +1,4 @@
-"""What the sites of a guide and a model are, found by a run on shapes only."""
+"""The sites of a guide and a model, found by tracing on shapes."""
 
 from __future__ import annotations
 

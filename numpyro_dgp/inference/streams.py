@@ -19,7 +19,7 @@ __all__ = ["BatchSource", "Stream"]
 
 @runtime_checkable
 class BatchSource(Protocol):
-    """What ``dgp.fit_stream`` needs of a source of batches; :class:`Stream` is one.
+    """The protocol of a source of batches for ``dgp.fit_stream``; :class:`Stream` is one.
 
     Any class with these two members will do, without a base class.
 
@@ -38,7 +38,7 @@ class BatchSource(Protocol):
 
     @property
     def num_rows(self) -> int:
-        """N, the rows that the batches are taken from: what to tell ``dgp.minibatch``."""
+        """N, the number of rows that the batches are taken from, to be passed to ``dgp.minibatch``."""
         ...
 
     def batch(self, step: int) -> tuple[Any, ...]:

@@ -1,1 +1,1 @@
-"""What a traced function depends on, read off its jaxpr."""
+"""Dependence analysis of traced functions, from their jaxprs."""

@@ -1,8 +1,8 @@
-"""Indices that a program computes from its arguments and that are outside of the arrays whose rows they pick.
+"""Finds indices, computed by a program from its arguments, that are out of bounds.
 
-JAX does not fail there: it takes the last row instead, so that a group that a fit has not seen has the effect of the
-last one. The arithmetic of indices in a jaxpr is done again for known arguments; numbers that depend on anything else
-are unknown. What ``where`` replaces by a condition on arguments, as for rows without a group, is not looked at.
+JAX clamps them to the last row, so that an unseen group would get the effect of the last one. The index arithmetic of a
+jaxpr is repeated for known arguments; values that depend on anything else are unknown. Entries that ``where`` replaces
+by a condition on arguments, as for rows without a group, are ignored.
 """
 
 from __future__ import annotations
@@ -58,13 +58,9 @@ def require_inside(found: Sequence[Outside]) -> None:
     for worst, shape, axis in found:
         rows = shape[axis]
         raise expected(
-            (f"indices from 0 to {rows - 1} for an array of shape {shape}, which has {rows} row(s) along axis {axis}"),
+            f"indices from 0 to {rows - 1} for an array of shape {shape} along axis {axis}",
             f"{worst} among the arguments",
-            (
-                "JAX would take another row, the last one; give a group without data a place of its own, "
-                f"numpyro.plate('groups', {rows + 1}), or write what it has, jnp.where(i < {rows}, array[i], "
-                "0.0)"
-            ),
+            f"JAX would take the last row; for a group without data write numpyro.plate('groups', {rows + 1})",
         )
 
 
@@ -186,7 +182,7 @@ class ArgumentIndices:
         return [read(atom) for atom in jaxpr.outvars], [rows_of(atom) for atom in jaxpr.outvars]
 
     def _check(self, equation: Any, arguments: list[Any]) -> frozenset[int]:
-        """Note what an equation picks; the numbers of its checks."""
+        """Record the indices that an equation uses; returns the numbers of its checks."""
         name, params = equation.primitive.name, equation.params
         checks = []
         if name == "gather" and arguments[1] is not None:

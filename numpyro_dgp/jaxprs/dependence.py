@@ -2,9 +2,9 @@
 
 ``dgp.Likelihood`` integrates ``v -> log p(y | v)`` for any conditional that a user writes. The method depends on
 how the parameters of that conditional depend on ``v``: a mean that is affine in ``v`` or a rate that is the
-exponential of an affine function has a closed form, a function of each element on its own needs a
-one-dimensional quadrature rule, and everything else needs draws. This module finds out which it is, so that the user
-need not say.
+exponential of an affine function has a closed form, an elementwise function needs a one-dimensional quadrature rule,
+and everything else needs Monte Carlo. This module finds the type of dependence
+automatically.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Which arrays of a program are shorter than the range of the indices that pick their rows, from its jaxpr.
-
-JAX does not fail there: it takes the last row instead. Only indices that are used as they are can be judged: after
-arithmetic such as ``i // 2`` their range is unknown, and nothing is reported.
+"""Finds arrays of a program that are shorter than the range of their indices, from its jaxpr. JAX clamps such indices
+to the last row. Only unmodified indices are checked: after arithmetic such as ``i // 2`` their range is unknown, and
+nothing is reported.
 """
 
 from __future__ import annotations

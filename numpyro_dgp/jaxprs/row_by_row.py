@@ -1,10 +1,9 @@
-"""Whether a program computes every row of its results from that row of its arguments alone, whatever their number.
-
-Such a program may be run at more rows than are asked for, or at a few at a time. It is traced at two numbers of rows,
+"""Whether a program computes every row of its results from that row of its arguments alone, for any number of rows.
+Such a program may be run with padded rows, or in batches. It is traced at two numbers of rows,
 and the two jaxprs are compared equation by equation: the axes whose sizes differ are those of rows, they must stay
 apart from argument to result, and nothing else may differ, so that no number is computed from the number of rows.
 
-The answer is conservative: a program is refused if it has an operation that this module does not know.
+The answer is conservative: it is no for a program with an operation that this module does not know.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _SIZES = frozenset({"shape", "new_sizes", "limit_indices", "slice_sizes"})  # se
 _MAKERS = frozenset({"iota", "broadcast_in_dim", "random_bits"})  # they fill any number of rows in the same way
 _APART = "rows_apart"
 
-# What is known of an array besides its shape: that it holds the index of each row, that index plus the number of rows,
-# or whether the index is negative.
+# Facts about an array in addition to its shape: that it holds the index of each row, that index plus the number of
+# rows, or whether the index is negative.
 _INDEX, _FROM_END, _IS_NEGATIVE = "index", "index from the end", "is negative"
 
 
@@ -36,7 +35,7 @@ class _RowsMeetError(Exception):
 
 
 def rows_apart(function: Callable[..., Array]) -> Callable[..., Array]:
-    """``function``, compiled, which is known to compute every row by itself, so that nothing inside is examined.
+    """``function``, compiled and declared to compute rows independently, so that it is not analysed.
 
     Args:
         function: of arrays, such as the draw of a distribution given a key.

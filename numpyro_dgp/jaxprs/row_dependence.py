@@ -1,4 +1,4 @@
-r"""Which rows of which values an array depends on, entry by entry.
+r"""Which rows of marked values each entry of an array depends on.
 
 Values :math:`h_n` may be drawn row by row, each from its marginal, where only functions of single rows and sums of such
 functions are used. For a function of several rows together, such as :math:`(\sum_n h_n)^2`, the rows have to be drawn

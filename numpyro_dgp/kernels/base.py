@@ -1,8 +1,8 @@
-"""The base class of kernels: their algebra. A new kernel defines ``evaluate`` and ``diagonal``.
+"""The base class of kernels and their algebra. A new kernel defines ``evaluate`` and ``diagonal``.
 
-What a covariance function computes, and how it is called: checked inputs, one dtype, one compiled program.
+Covariance functions are called with checked inputs of one dtype, by one compiled program.
 
-Functions ``k(X1, X2)`` that users write, called and checked.
+Functions ``k(X1, X2)`` of users are wrapped as kernels.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 
 
 def no_spectral_density(name: str) -> ValueError:
-    """What to raise for the kernel ``name``, which has none."""
+    """The error of the kernel ``name`` without a spectral density."""
     return ValueError(
         f"{name} has no spectral density: expected a stationary kernel with one "
         "(RBF, Matern12, Matern32, Matern52, SpectralMixture, or sums and positive multiples of them)"
@@ -57,7 +57,7 @@ def no_spectral_density(name: str) -> ValueError:
 
 
 def of_both(function: Callable[[Array], Array], X1: Array, X2: Array) -> tuple[Array, Array]:
-    """A function of both inputs of a kernel: of one array only once, and its results are one array too.
+    """A function of both inputs of a kernel, evaluated once where both are the same array.
 
     A kernel that maps its inputs keeps what :meth:`Covariance.gram` tells the kernels below it, that both are one.
     """
@@ -66,7 +66,8 @@ def of_both(function: Callable[[Array], Array], X1: Array, X2: Array) -> tuple[A
 
 
 class Covariance:
-    """What a kernel defines, and what it has from that; :class:`~numpyro_dgp.kernels.Kernel` adds the algebra."""
+    """The methods that a kernel defines, and those derived from them; :class:`~numpyro_dgp.kernels.Kernel` adds the
+    algebra."""
 
     # Whether all of its columns are labels, which are known exactly wherever inputs are uncertain.
     of_labels: ClassVar[bool] = False
@@ -80,7 +81,7 @@ class Covariance:
         raise NotImplementedError
 
     def check_inputs(self, X: Any) -> None:
-        """Raise a ``ValueError`` where known inputs (..., N, D) are none of the kernel's; nothing by default."""
+        """Raise a ``ValueError`` for known inputs (..., N, D) outside the domain of the kernel; nothing by default."""
 
     def features(self, key: Array, X: Array, num: int) -> Array:
         r"""``num`` random functions with covariance k, evaluated at ``X``: shape (..., N, num).
@@ -106,8 +107,8 @@ class Covariance:
         raise no_spectral_density(type(self).__name__)
 
     def series(self, X: Array, sizes: tuple[int, ...]) -> Array | None:
-        r"""Features (N, M) of a function that is a sum of known functions with independent weights N(0, 1), or an
-        infinite series of them that is cut off: their products are k(X, X). ``None`` where there is none.
+        r"""Features (N, M) of a basis expansion with independent weights N(0, 1), possibly truncated: their products
+        are k(X, X). ``None`` where there is none.
 
         Args:
             X: inputs (N, D).
@@ -119,7 +120,7 @@ class Covariance:
         """The kernel of one input column as a linear stochastic differential equation.
 
         Args:
-            order: waves that a ``Periodic`` kernel is made of, beside a constant.
+            order: number of waves of a ``Periodic`` kernel, in addition to a constant.
         """
         raise no_state_space(type(self).__name__)
 
@@ -136,16 +137,9 @@ class Covariance:
         ``def tilts(self, dims): return RBF(self.variance, self.lengthscale).tilts(dims)``.
         """
         raise expected(
-            (
-                "a kernel with expectations in closed form (RBF, Linear, Polynomial, Constant, kernels of "
-                "labels, their sums, products and .on(...))"
-            ),
+            "a kernel with expectations in closed form (RBF, Linear, Polynomial, sums, products, .on(...))",
             type(self).__name__,
-            (
-                "pass integrate=dgp.likelihoods.GaussHermite(20) for up to three input columns, or "
-                "integrate=dgp.likelihoods.MonteCarlo(1000, key) for any number; or define tilts(dims) on "
-                "the kernel"
-            ),
+            "pass integrate=dgp.likelihoods.GaussHermite(20) or MonteCarlo(1000, key), or define tilts(dims)",
         )
 
     @property
@@ -238,10 +232,7 @@ def matrix(function: Callable[[Array, Array], Any], X1: Array, X2: Array) -> Any
         np.shape(found)[-2:] == expected,
         f"a function from inputs {X1.shape} and {X2.shape} to a matrix {expected}",
         f"shape {np.shape(found)}",
-        (
-            "write it for arrays of inputs and not for two points; of a function k(x, y) of two points "
-            "it is jax.vmap(lambda x: jax.vmap(lambda y: k(x, y))(X2))(X1)"
-        ),
+        "write it for arrays: jax.vmap(lambda x: jax.vmap(lambda y: k(x, y))(X2))(X1)",
         at="kernel",
     )
     return found
@@ -278,7 +269,7 @@ class Kernel(Checked, Covariance):
     ``state_space(order)``       long series: layers on ``dgp.StateSpace``, exact regression by
                                  ``dgp.functions.StateSpaceNormal``
     ``tilts(dims)``              psi statistics in closed form: collapsed bounds and guides without nodes
-    ``check_inputs(X)``          an error where known inputs are none of the kernel's, such as labels out of range
+    ``check_inputs(X)``          an error for known inputs outside the kernel's domain, such as labels out of range
     ============================ ========================================================================
 
     Sums, products, positive multiples and ``.on(...)`` have the methods that their parts have; there is no spectral
@@ -400,7 +391,7 @@ class Product(Kernel):
 
 
 class ColumnError(ValueError):
-    """A column of inputs with values that a kernel cannot take.
+    """The error for a column of inputs outside the domain of a kernel.
 
     Args:
         before: the message up to the name of the column.
@@ -413,7 +404,7 @@ class ColumnError(ValueError):
         super().__init__(f"{before} column {column} of its inputs{after}")
 
     def among(self, dims: tuple[int, ...]) -> ColumnError:
-        """The same error where the inputs of the kernel are the columns ``dims`` of others."""
+        """The same error for a kernel on the columns ``dims`` of wider inputs."""
         before, column, after = self.parts
         return ColumnError(before, dims[column], after)
 
@@ -443,9 +434,9 @@ class ActiveDims(Kernel):
         dims = tuple(found for d in self.dims if (found := column_number(d)) is not None)
         expect(
             dims and len(dims) >= len(self.dims),
-            "column numbers counted from 0",
+            "columns counted from 0",
             self.dims,
-            "for example RBF().on(0, 2)",
+            "RBF().on(0, 2)",
             at="kernel.on(*dims)",
         )
         object.__setattr__(self, "dims", dims)
@@ -453,9 +444,9 @@ class ActiveDims(Kernel):
     def _columns(self, X: Array) -> Array:
         if X.shape[-1] <= max(self.dims):
             raise expected(
-                f"inputs with at least {max(self.dims) + 1} columns",
+                f"at least {max(self.dims) + 1} input columns",
                 f"shape {X.shape}",
-                "columns are counted from 0",
+                "count columns from 0",
                 at=f"kernel.on{self.dims}",
             )
         return X[..., list(self.dims)]
@@ -609,7 +600,7 @@ def as_kernel(kernel: Any) -> Kernel:
     if isinstance(kernel, int | float | np.number | jax.Array | np.ndarray) and np.ndim(kernel) == 0:
         return Constant(kernel)
     raise expected(
-        "a kernel, a callable k(X1, X2) or a positive number",
+        "a kernel, a callable k(X1, X2) or a number",
         getattr(kernel, "__name__", type(kernel).__name__),
-        "for example dgp.kernels.RBF()",
+        "dgp.kernels.RBF()",
     )

@@ -55,13 +55,7 @@ class Brownian(Kernel):
 
     def _from_origin(self, X: Array) -> Array:
         """The column of inputs (..., N, 1), counted from the origin: (..., N)."""
-        expect(
-            X.shape[-1] == 1,
-            "inputs with one column",
-            f"shape {X.shape}",
-            "kernel.on(0) picks one",
-            type(self).__name__,
-        )
+        expect(X.shape[-1] == 1, "one input column", f"shape {X.shape}", "pick one, kernel.on(0)", type(self).__name__)
         return X[..., 0] - self.origin
 
     def covariance(self, nearer: Array, further: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Kernels of categories: columns of labels 0, 1, 2, ... beside columns of numbers."""
+"""Kernels of categorical inputs: columns of labels 0, 1, 2, ... next to numeric columns."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _indicators(labels: Array, levels: int) -> Array:
 
 @pytree
 class Categorical(Kernel):
-    r"""Categories that are all equally alike: :math:`\sigma^2 \prod_d \rho_d^{[c_d \ne c'_d]}`.
+    r"""Exchangeable categories: :math:`\sigma^2 \prod_d \rho_d^{[c_d \ne c'_d]}`.
 
     With one column the functions of any two categories have correlation :math:`\rho`; with several, correlation falls
     with the Hamming distance, the number of columns in which labels differ. Multiplied by a kernel of other columns,
@@ -160,7 +160,8 @@ class Categorical(Kernel):
 
 @pytree
 class Embedding(Kernel):
-    r"""Categories that have places: :math:`k(e_c, e_{c'})`, with a row :math:`e_c` of a table for every category.
+    r"""Categories with learned embeddings: :math:`k(e_c, e_{c'})`, with a row :math:`e_c` of a table for every
+    category.
 
     Where the places are learned, categories that behave alike come to lie together. With ``Linear()`` in place of the
     RBF the covariance of the categories is a matrix of rank Q, :math:`E E^\top`; adding ``Categorical(L,
@@ -206,7 +207,7 @@ class Embedding(Kernel):
             self.kernel,
             Kernel,
             "a kernel of the places",
-            "for example dgp.kernels.RBF(), or dgp.kernels.as_kernel(k) for a function k(X1, X2)",
+            "dgp.kernels.RBF(), or dgp.kernels.as_kernel(k) for k(X1, X2)",
         )
 
     def check_inputs(self, X: Any) -> None:

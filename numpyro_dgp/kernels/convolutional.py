@@ -1,7 +1,4 @@
-"""The kernel of weighted sums of one function over the patches of an image.
-
-Patches of images: their sizes and places, and how images are taken apart into them.
-"""
+"""Convolutional kernels: weighted sums of one function over the patches of an image, and the patches."""
 
 from __future__ import annotations
 
@@ -70,7 +67,7 @@ class Patches(Checked):
                 isinstance(sizes, tuple | list) and len(sizes) in lengths,
                 f"{name}={shape}",
                 repr(sizes),
-                "Patches((28, 28), (5, 5))",
+                "Patches((9, 9), (3, 3))",
             )
             for size in sizes:
                 require_count(f"every number of {name}", size, "Patches((28, 28), (5, 5))")
@@ -139,19 +136,18 @@ def _windows(x: Array, axis: int, width: int, count: int, stride: int) -> Array:
 
 @pytree
 class Convolutional(Kernel):
-    r"""A function of images that adds up what another function g says of their patches:
+    r"""The kernel of a function of images that is the weighted sum of a function g of their patches:
 
     .. math:: f(x) = \sum_r w_r\, g(x^{[r]}), \qquad
               k(x, x') = \sum_{r, r'} w_r w_{r'}\, k_g(x^{[r]}, x'^{[r']})
 
-    where :math:`x^{[r]}` is patch r of R. A pattern that is known from one place of an image is known everywhere.
-    Weights say how much a place counts. With patches that have their places, ``Patches(..., places=True)``, the
-    response itself may change over the image: ``RBF(1.0, 2.0).on(0, 1, 2, 3) * RBF(1.0, 5.0).on(4, 5)`` for patches of
+    where :math:`x^{[r]}` is patch r of R. A pattern learned at one place of an image is known everywhere; the weights
+    are the importance of each place. With ``Patches(..., places=True)``, whose patches include their position, the
+    response may also vary over the image: ``RBF(1.0, 2.0).on(0, 1, 2, 3) * RBF(1.0, 5.0).on(4, 5)`` for patches of
     2 by 2 pixels.
 
-    Inputs are images, rows of H W C numbers. The kernel of N and N' images costs N N' R^2 evaluations of that of g, in
-    blocks, so that they are never in memory together. ``dgp.functions.InducingPatches`` needs only N M R of them and
-    N R^2 for the variances.
+    Inputs are images, rows of H W C numbers. The kernel of N and N' images costs N N' R^2 evaluations of that of g,
+    computed in blocks to save memory. ``dgp.functions.InducingPatches`` needs only N M R, and N R^2 for the variances.
 
     Args:
         kernel: :math:`k_g`, a kernel of patches, rows of ``patches.size`` numbers.
@@ -180,20 +176,13 @@ class Convolutional(Kernel):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kernel", as_kernel(self.kernel))
-        expect_kind(
-            self.patches,
-            Patches,
-            "patches=dgp.kernels.Patches(image, patch)",
-            "Convolutional(RBF(), dgp.kernels.Patches((28, 28), (5, 5)))",
-        )
+        expect_kind(self.patches, Patches, "dgp.kernels.Patches(image, patch)", "dgp.kernels.Patches((28, 28), (5, 5))")
         if self.weights is None:
             return
         object.__setattr__(self, "weights", own_numbers("weights of Convolutional", self.weights))
         if np.shape(self.weights) != (self.patches.count,):
             raise expected(
-                f"weights of shape ({self.patches.count},), one per patch",
-                np.shape(self.weights),
-                "None is the mean of all",
+                f"weights of shape ({self.patches.count},), one per patch", np.shape(self.weights), "None for the mean"
             )
         require_finite("weights of Convolutional", self.weights, "draw them from a Normal")
 
@@ -201,11 +190,8 @@ class Convolutional(Kernel):
         if np.shape(X)[-1:] == (self.patches.size,) != (self.patches.pixels,):
             raise expected(
                 f"images of {self.patches.pixels} numbers",
-                f"patches, {np.shape(X)}",
-                (
-                    "as inducing inputs they are dgp.functions.InducingPatches(Z); a layer on single patches has "
-                    "the kernel of these"
-                ),
+                f"patches {np.shape(X)}",
+                "pass them as dgp.functions.InducingPatches(Z); a layer on patches has the kernel of patches",
             )
         self.patches.require_images(X)
 

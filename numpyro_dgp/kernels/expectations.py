@@ -10,7 +10,7 @@ and the same with factors h inside the expectations. They are computed in closed
 or by quadrature nodes or draws. Columns of labels, those of
 ``Categorical`` and ``Embedding`` kernels in sums and products with others, have variance zero.
 
-Kernels as sums of tilts, for which every Gaussian expectation has a closed form.
+**Closed forms** exist for kernels that are sums of tilts.
 
 Sums and products of RBF, linear, polynomial and constant kernels, and of any kernel with a method ``tilts``, can be
 written as a sum of terms
@@ -132,10 +132,7 @@ def _columns_of(factor: Factor, dims: int) -> tuple[int, ...]:
     columns = tuple(range(dims)) if factor.columns is None else factor.columns
     if max(columns) >= dims:
         raise expected(
-            f"inputs with at least {max(columns) + 1} columns",
-            dims,
-            "columns are counted from 0",
-            at=f"kernel.on{columns}",
+            f"at least {max(columns) + 1} input columns", dims, "columns are counted from 0", at=f"kernel.on{columns}"
         )
     return columns
 

@@ -1,4 +1,4 @@
-"""What kernels are made with, where it meets the columns of the inputs."""
+"""Shapes of hyperparameters against the columns of the inputs."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def by_column(kernel: Any, name: str, columns: int) -> Number:
         jnp.shape(value) in ((), (1,), (columns,)),
         f"{name} of shape () or ({columns},)",
         jnp.shape(value),
-        "one number, or one per column of its inputs; kernel.on(*columns) picks columns",
+        "one number, or one per input column",
         type(kernel).__name__,
     )
     return value
 
 
 def column_number(value: Any) -> int | None:
-    """The number of a column, counted from 0, as an integer of Python; ``None`` of what is none.
+    """A column index, counted from 0, as a Python integer; ``None`` if ``value`` is not one.
 
     Example:
         >>> import numpy as np

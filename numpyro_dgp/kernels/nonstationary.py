@@ -1,8 +1,4 @@
-"""Kernels of inner products, and white noise.
-
-A kernel before a place along one column, and another one behind it.
-
-A kernel whose lengthscale changes over the inputs, of which it is given as columns.
+"""Kernels of inner products, white noise, change points, and an RBF whose lengthscale varies over the inputs.
 
 Source: Salimbeni (2020), section 1.4; arc-cosine kernels are Cho and Saul (2009), equations 3-6.
 """
@@ -260,7 +256,7 @@ class ArcCosine(ZonalKernel):
 
 @pytree
 class ChangePoint(Kernel):
-    r"""One function before a place, an unrelated one behind it, with a transition between them:
+    r"""A change point: one function before it, an independent one after it, with a smooth transition:
 
     .. math:: k(x, x') = (1 - w(x))\, k_1(x, x')\, (1 - w(x')) + w(x)\, k_2(x, x')\, w(x'),
               \qquad w(x) = \frac{1}{1 + e^{-(x_d - c) / a}} .
@@ -315,7 +311,7 @@ class ChangePoint(Kernel):
         """1 - w and w at inputs (..., N, D), each (..., N)."""
         if self.column >= X.shape[-1]:
             raise expected(
-                f"inputs with at least {self.column + 1} columns, for column={self.column}",
+                f"at least {self.column + 1} columns, for column={self.column}",
                 f"shape {X.shape}",
                 "columns are counted from 0",
             )
@@ -348,7 +344,7 @@ class GibbsRBF(Kernel):
 
     The variance stays the same everywhere. Inputs are the columns [x, s]: D places, and behind them the log factors s
     of the lengthscales, one for all places or one for each. Any numbers s give a valid kernel. Those of another layer
-    are put beside x by the program, ``s = sample("s", scale(X))`` and ``f(concatenate([X, s], -1))``, and inducing
+    are appended to x by the program, ``s = sample("s", scale(X))`` and ``f(concatenate([X, s], -1))``, and inducing
     inputs then have a factor of their own. A function of x is ``Transformed(GibbsRBF(), lambda X:
     concatenate([X, log_factor(X)], -1))``.
 
@@ -385,10 +381,7 @@ class GibbsRBF(Kernel):
         D = self.places
         if X.shape[-1] not in (D + 1, 2 * D):
             raise expected(
-                (
-                    f"{D} column(s) of places and 1{('' if D == 1 else f' or {D}')} of log factors of "
-                    "lengthscales behind them"
-                ),
+                f"{D} column(s) of places and 1{('' if D == 1 else f' or {D}')} of log factors of lengthscales",
                 f"inputs of shape {X.shape}",
                 "jnp.concatenate([X, s], -1), and GibbsRBF(places=X.shape[-1])",
             )

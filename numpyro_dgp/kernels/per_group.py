@@ -18,7 +18,7 @@ __all__ = ["PerGroup"]
 
 @pytree
 class PerGroup(Kernel):
-    r"""Functions of groups, independent of each other, each with hyperparameters of its own:
+    r"""Independent functions of groups, with hyperparameters per group:
 
     .. math:: k((x, g), (x', g')) = [g = g']\, k_g(x, x') .
 
@@ -57,7 +57,7 @@ class PerGroup(Kernel):
         expect_kind(
             self.kernel,
             Kernel,
-            "a kernel with one entry per group in every hyperparameter",
+            "a kernel with hyperparameters (L,)",
             "jax.vmap(dgp.kernels.RBF)(variance, lengthscale)",
         )
         shapes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(self.kernel)}
@@ -81,9 +81,7 @@ class PerGroup(Kernel):
     def check_inputs(self, X: Any) -> None:
         if np.shape(X)[-1] < 2:
             raise expected(
-                "inputs with the label of the group as their last column",
-                f"shape {np.shape(X)}",
-                "jnp.column_stack([x, group])",
+                "the label of the group as the last column", f"shape {np.shape(X)}", "jnp.column_stack([x, group])"
             )
         require_labels(X[..., -1:], (self.groups,), "the last column of its inputs")
 

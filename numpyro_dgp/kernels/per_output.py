@@ -1,4 +1,4 @@
-"""One kernel for all outputs of a layer, or one for each: its values, with the outputs first where they differ."""
+"""One kernel for all outputs of a layer, or one per output, with the outputs as first axis."""
 
 from __future__ import annotations
 

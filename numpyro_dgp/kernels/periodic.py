@@ -1,7 +1,4 @@
-"""Stationary kernels of functions that repeat: sums of waves, whose weights are those of a Fourier series.
-
-Modified Bessel functions of all orders up to a given one, in any precision and with derivatives.
-"""
+"""Periodic stationary kernels, as Fourier series with weights from modified Bessel functions."""
 
 from __future__ import annotations
 
@@ -132,12 +129,9 @@ class Periodic(Stationary):
         weights = scaled_bessel(1 / jnp.square(self._one_lengthscale()), order + 1).at[1:].multiply(2)
         if violated(_holds_enough, weights.sum(-1)):
             raise expected(
-                f"order to be the number of waves that hold all but {_LEFT_OUT:g} of the variance",
-                (
-                    f"order={order}, which leaves {1 - float(weights.sum()):.1e} at the lengthscale "
-                    f"{float(self._one_lengthscale()):.3g}"
-                ),
-                "pass a larger order, or give the lengthscale a prior above",
+                f"an order with all but {_LEFT_OUT:g} of the variance",
+                f"order={order}, which leaves {1 - float(weights.sum()):.1e} at {float(self._one_lengthscale()):.3g}",
+                "pass a larger order, or a prior of larger lengthscales",
             )
         frequencies = 2 * math.pi / jnp.reshape(self.period, ()) * jnp.arange(1, order + 1)
         offset, waves = self.variance * weights[0], self.variance * weights[1:]

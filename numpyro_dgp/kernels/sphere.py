@@ -1,6 +1,5 @@
-r"""Kernels of places on the earth or another sphere: columns latitude and longitude, in degrees.
-
-Kernels of directions: of two inputs they see the angle between unit vectors, and a factor of each.
+r"""Kernels on the sphere: of latitude and longitude in degrees, or of directions, which depend on the angle between
+unit vectors and a factor of each input.
 
 .. math:: k(x, x') = r(x)\, r(x')\, \kappa(\theta), \qquad \cos\theta = \hat x \cdot \hat x'
 """
@@ -41,7 +40,7 @@ class ZonalKernel(Kernel):
 
     .. math:: k(x, x') = r(x)\, r(x')\, \kappa(\theta), \qquad \cos\theta = \hat x \cdot \hat x'
 
-    A subclass defines these methods beside those of every kernel.
+    A subclass defines these methods in addition to those of every kernel.
 
     Example:
         >>> import jax.numpy as jnp
@@ -90,9 +89,7 @@ def by_chord(kernel: Kernel, angle: Array, radius: Number = 1.0) -> Array:
     """
     if not isinstance(kernel, Stationary) or not _of_distance(kernel) or jnp.size(kernel.lengthscale) != 1:
         raise expected(
-            "a stationary kernel with a single lengthscale, a function of the distance",
-            type(kernel).__name__,
-            "dgp.kernels.Matern52(1.0, 0.5)",
+            "a stationary kernel with a single lengthscale", type(kernel).__name__, "dgp.kernels.Matern52(1.0, 0.5)"
         )
     squares = jnp.square(2 * radius * jnp.sin(angle / 2))  # squared chords (2 R sin(θ / 2))^2
     return kernel.variance * kernel.profile(squares / jnp.square(jnp.reshape(kernel.lengthscale, ())))
@@ -106,7 +103,7 @@ def _of_distance(kernel: Stationary) -> bool:
 
 @pytree
 class Zonal(ZonalKernel):
-    r"""A stationary kernel of directions, which grows with the length of the input: rectified units made smooth.
+    r"""A stationary kernel of directions times the length of the inputs: a smooth version of the arc-cosine kernel.
 
     .. math:: k(x, x') = \lVert \tilde x\rVert^n \lVert \tilde x'\rVert^n
               \kappa\bigl(\lVert \hat x - \hat x' \rVert\bigr), \qquad
@@ -175,10 +172,7 @@ _PLANES = 10_000  # most planes of a random function: lengthscales below a six t
 def _require_degrees(X: Any) -> None:
     """Raise where known inputs (..., N, D) are no latitudes and longitudes."""
     expect(
-        np.shape(X)[-1] == 2,
-        "two columns, latitude and longitude in degrees",
-        f"inputs of shape {np.shape(X)}",
-        "kernel.on(0, 1) picks columns",
+        np.shape(X)[-1] == 2, "latitude and longitude in degrees", f"shape {np.shape(X)}", "pick them, kernel.on(0, 1)"
     )
     for column, (name, most) in enumerate((("latitudes", 90), ("longitudes", 360))):
         if violated(lambda x, most=most: abs(x) <= most, values := X[..., column]):

@@ -1,4 +1,4 @@
-r"""Kernels of one input column as linear stochastic differential equations: the states behind a random function.
+r"""Kernels of one input column as linear stochastic differential equations.
 
 A process :math:`f(t) = h^\top s(t)` has a Markov state s of d numbers, the function and some of its derivatives,
 

@@ -11,9 +11,8 @@ Profiles of the half-integer Matern kernels as functions of :math:`q = s^2 = 2 \
 In s the first two cancel at zero distance, where the derivative of the square root is infinite: differentiated as they
 are written, the profiles give slopes of a random function the variance zero.
 
-A stationary kernel whose spectral density is a mixture of Gaussians.
-
-Source: Salimbeni (2020), section 1.4; spectral densities from the Fourier transform of each profile.
+``SpectralMixture`` has a mixture of Gaussians as spectral density. Source: Salimbeni (2020), section 1.4; spectral
+densities from the Fourier transform of each profile.
 """
 
 from __future__ import annotations
@@ -391,7 +390,7 @@ class SpectralMixture(Kernel):
         widths = {shape[1] for shape in shapes[1:] if len(shape) == 2}
         if len(shapes[0]) != 1 or any(s[:1] != shapes[0] or len(s) > 2 for s in shapes) or len(widths) > 1:
             raise expected(
-                "variance (Q,), frequency (Q, D) or (Q,) and lengthscale (Q, D) or (Q,)",
+                "variance (Q,), frequency and lengthscale (Q, D) or (Q,)",
                 ", ".join(map(str, shapes)),
                 "one row per component",
             )

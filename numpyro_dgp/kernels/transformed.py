@@ -1,4 +1,4 @@
-"""A kernel of what a function makes of the inputs, such as a network."""
+"""Kernels of features, such as the outputs of a network (deep kernels)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Likelihoods beside ``dgp.Likelihood``: of several classes and of missing entries; how they are integrated."""
+"""Conditionals for classes, missing entries, and rules of integration, for ``dgp.Likelihood``."""
 
 from numpyro_dgp._repr import public_dir
 from numpyro_dgp.likelihoods.missing import missing

@@ -1,9 +1,9 @@
-r"""Which directions of a predictive density are integrated where the integrand is, rather than where the function is.
+r"""Adaptive quadrature of predictive densities, centred at the peaks of the integrand instead of the mean of p(v).
 
-As a function of v, :math:`p(y \mid v)` may be far narrower than what is known of v, far from its mean, and have several
-peaks. :math:`\log E[p(y \mid v)]` of one function is taken over the intervals of
-:mod:`~numpyro_dgp.math.peaked_integral`. Where a density sees two directions, such as a location and a scale, the
-one that moves the location is integrated so at every node of the other one, whose nodes are around the peak.
+As a function of v, :math:`p(y \mid v)` may be far narrower than p(v), far from its mean, and have several peaks.
+:math:`\log E[p(y \mid v)]` over one function uses the intervals of :mod:`~numpyro_dgp.math.peaked_integral`. Where a
+density depends on two directions, such as a location and a scale, the location is integrated so at every node of the
+scale, whose nodes are around the peak.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _MOST_DIRECTIONS = 2
 _LABELS = ("Bernoulli", "Categorical")
 """Their probabilities are smooth in their logits, wherever the label is."""
 _INTERVALS, _ONE_PEAK = 384, 64
-"""At most, of any density and of one with a single peak beside that of p(v)."""
+"""At most, for any density, and for one with a single peak."""
 
 
 class _Direction(NamedTuple):
-    """Columns of v that are integrated together, ``shared`` by several numbers of y or each seen by its own one."""
+    """Columns of v that are integrated together, ``shared`` by all entries of y or one per entry."""
 
     columns: range
     shared: bool
@@ -44,10 +44,10 @@ class _Direction(NamedTuple):
 
 
 class Peaks(NamedTuple):
-    """A predictive density, integrated where the integrand is over some columns of v, given the others.
+    """A predictive density, integrated by adaptive quadrature over some columns of v, given the others.
 
     Args:
-        columns: of each direction, and of what is in closed form; none where every number of y has its own number.
+        columns: of each direction, and of what is in closed form; none where every entry of y has its own entry of v.
         of_rows: whether numbers of a row share a direction, so that densities are those of rows.
         log_marginal: from (the sum over the numbers of a row, y, all columns, their variances), number by number, or
             row by row.
@@ -61,7 +61,7 @@ class Peaks(NamedTuple):
 def around_peaks(
     conditional: Callable[[Array], dist.Distribution], reading: Reading, given: Given | None = None
 ) -> Peaks | None:
-    """How a density is integrated where the integrand is; ``None`` where it is not.
+    """The adaptive quadrature of a density; ``None`` where it does not apply.
 
     Args:
         conditional: from all columns of v to the distribution of y.
@@ -133,7 +133,7 @@ def _directions(parts: Sequence[Part], grid: ProductGrid, given: Given | None) -
 
 
 def _offsets(d: Any, y: Array) -> Array:
-    """What parameters of a distribution are less than y (Q, ...): where one is zero, there may be a peak of it."""
+    """Parameters of a distribution minus y (Q, ...): its density may have a peak where one is zero."""
     shape = d.batch_shape
     while isinstance(d, dist.TransformedDistribution):
         for transform in reversed(d.transforms):

@@ -54,7 +54,7 @@ _REACH, _PLACED, _LEAST_ASIDE = 5.5, 3.0, 0.3
 
 
 class ClosedForms(NamedTuple):
-    r"""What is known in closed form, each ``None`` if it is not, and of nodes that are placed where they are needed.
+    r"""The closed forms of a conditional, ``None`` where there is none, and nodes around its location.
 
     Args:
         expected_log_prob: :math:`E[\log p(y \mid v)]`, from (y, mean, variance), number by number.
@@ -93,7 +93,7 @@ class Form(NamedTuple):
     censored: bool = False
 
     def fits(self, example: Any, kinds: Mapping[str, Dependence]) -> bool:
-        """Whether it is the row of a distribution of one number of y."""
+        """Whether it is the row of a distribution of one entry of y."""
         methods: tuple[str, ...] = ("log_prob",)
         if self.censored:
             if not is_family(example, dist.RightCensoredDistribution) or kinds.get("censored") not in _CONSTANT:
@@ -137,7 +137,7 @@ def normal_form(conditional: Conditional, v: Array) -> tuple[Array, Array, Array
 
 
 def with_slope(conditional: Conditional, v: Array, name: str, *others: str) -> tuple[Array, Array, list[Array]]:
-    """A parameter at v, its derivative number by number, and other parameters, in one call."""
+    """A parameter at v, its elementwise derivative, and other parameters, in one call."""
 
     def parameters(v: Array) -> tuple[Array, list[Array]]:
         d = conditional(v)

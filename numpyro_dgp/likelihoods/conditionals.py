@@ -1,9 +1,8 @@
 """How a conditional, the function from v to the distribution of y in a ``Likelihood``, depends on v.
 
-One call gives an example of the distribution; one trace of a second call, read by
-:mod:`~numpyro_dgp.jaxprs.dependence`, says how each parameter depends on v. This decides how v is integrated.
-
-Whether the density of one y sees several rows of v, so that rows cannot be integrated one by one.
+One call gives an example of the distribution. One trace of a second call, analysed by
+:mod:`~numpyro_dgp.jaxprs.dependence`, tells how each parameter depends on v, and whether the density of one y depends
+on several rows of v, so that rows cannot be integrated separately. This decides how v is integrated.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ Rule = GaussHermite | MonteCarlo | ProductGrid
 
 
 class Shared(NamedTuple):
-    """How the density of one y sees several rows of v.
+    """How the density of one y depends on several rows of v.
 
     Args:
         how: a verb phrase.
-        known: whether it does for certain; otherwise an operation is not known.
+        known: whether the dependence is certain; otherwise it comes from an operation that is not analysed.
     """
 
     how: str
@@ -56,7 +55,7 @@ class Shared(NamedTuple):
 
 
 def shared_rows(conditional: Callable[[Array], dist.Distribution], v: Array, batch_ndim: int) -> Shared | None:
-    """Find out whether a density sees several rows of v, from the jaxpr of its parameters.
+    """Find out whether a density depends on several rows of v, from the jaxpr of its parameters.
 
     Args:
         conditional: from v to the distribution of y.
@@ -64,7 +63,7 @@ def shared_rows(conditional: Callable[[Array], dist.Distribution], v: Array, bat
         batch_ndim: how many of the first axes of v are rows.
 
     Returns:
-        ``None`` where every density is known to see one row.
+        ``None`` where every density depends on one row.
 
     Example:
         >>> import jax.numpy as jnp
@@ -119,11 +118,11 @@ class Reading(NamedTuple):
 
     Args:
         example: the distribution at one v.
-        kinds: how each parameter of one number of y depends on v, by name; empty where ``mixes`` is set.
-        mixes: why y is not made of numbers that each have their own number of v, a verb phrase; ``None`` if it is.
-        shared: how an entry of y sees several rows of v, where ``mixes`` is set and it does or may.
+        kinds: how each parameter of one entry of y depends on v, by name; empty where ``mixes`` is set.
+        mixes: why the likelihood does not factorise over the entries of v, a verb phrase; ``None`` if it does.
+        shared: how an entry of y depends on several rows of v, where ``mixes`` is set and it does or may.
         parts: how it depends on the values of each function, where ``mixes`` is set.
-        grid: integrates it where ``mixes`` is set and a number of y sees few numbers of v.
+        grid: integrates it where ``mixes`` is set and an entry of y depends on few entries of v.
     """
 
     example: dist.Distribution
@@ -135,7 +134,7 @@ class Reading(NamedTuple):
 
     @property
     def family(self) -> str:
-        """The name of the distribution of one number of y, as a program writes it."""
+        """The name of the distribution of one entry of y, as written in a program."""
         return type(elementwise(self.example)).__name__.removesuffix("Logits").removesuffix("Probs")
 
 
@@ -187,12 +186,7 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
             invalid = error
             with numpyro.validation_enabled(False):
                 example = _called(conditional, values, f_x)
-    expect_kind(
-        example,
-        dist.Distribution,
-        "conditional(v) to return a NumPyro distribution",
-        "for example lambda v: dist.Normal(v, 0.1)",
-    )
+    expect_kind(example, dist.Distribution, "conditional(v), a NumPyro distribution", "lambda v: dist.Normal(v, 0.1)")
     numbers = elementwise(example)
     found = [_part(conditional, values, f, part.event_dim, numbers) for f, part in enumerate(several)]
     parts = tuple(part for part, _ in found)
@@ -214,13 +208,9 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
     reading = Reading(example, {}, mixes, shared, parts, grid)
     if shared is not None and shared.known:
         raise expected(
-            "a conditional in which every y sees one row of v",
+            "a conditional in which every y depends on one row of v",
             f"{reading.family}, which {shared.how}",
-            (
-                'the rows of f(x) are integrated one by one; draw them together, v = numpyro.sample("v", '
-                f'f.joint(X)) outside the plate, and observe numpyro.sample("y", dist.{reading.family}(...), '
-                "obs=y) given that draw"
-            ),
+            'draw them together outside the plate, v = numpyro.sample("v", f.joint(X)), and observe y given v',
         )
     return reading
 
@@ -236,10 +226,7 @@ def require_arguments(conditional: Callable[..., Any], count: int) -> None:
         raise expected(
             f"a conditional of {count} argument(s), the values of each function",
             f"one that cannot be called with these ({error})",
-            (
-                f"lambda {names}: dist.Normal(v, 0.1), or several functions in a tuple, dgp.Likelihood((f(X), "
-                "g(X)), lambda v, w: dist.Normal(v, jnp.exp(w)))"
-            ),
+            f"lambda {names}: dist.Normal(v, 0.1); for two functions dgp.Likelihood((f(X), g(X)), lambda v, w: ...)",
         ) from error
     except ValueError:  # a callable that has no signature
         return
@@ -253,12 +240,9 @@ def _called(conditional: Callable[..., Any], values: list[Array], f_x: FunctionV
             raise
         rows = f_x.batch_shape
         raise expected(
-            f"arrays in the conditional with a number for each of the rows of f(x), of shape {rows} or ()",
+            f"arrays of shape {rows} or () in the conditional, one number per row of f(x)",
             f"others ({error})",
-            (
-                "pass noise, weights and columns of these rows, and in a plate that takes some rows, with "
-                "numpyro.plate(name, len(X), subsample_size=batch) as i, noise[i] beside X[i]"
-            ),
+            "pass values of these rows, in a subsampled plate noise[i] with X[i]",
         ) from error
 
 
@@ -272,7 +256,7 @@ def _require_ranges(
     numbers: dist.Distribution,
     kinds: Mapping[str, Dependence],
 ) -> None:
-    """Raise where a parameter that has a range, such as a probability, is v itself or a v + b, which are any number."""
+    """Raise where a constrained parameter, such as a probability, is v itself or a v + b, which are unconstrained."""
     for name, constraint in numbers.arg_constraints.items():
         itself = getattr(numbers, name, None) is v and not _is_any_number(constraint)
         if itself or (kinds.get(name) is Dependence.AFFINE and _leaves(conditional, values, v, name, constraint)):
@@ -313,7 +297,7 @@ def _part(
     event_dim: int,
     numbers: dist.Distribution,
 ) -> tuple[Part, str | None]:
-    """How a conditional depends on the values of one function, and why it may see several of its numbers."""
+    """How a conditional depends on the values of one function, and the reason where it may combine several of them."""
     v = values[f]
     columns = v.shape[-1] if event_dim else 1
     alone = event_dim and columns == 1 and len(values) > 1 and numbers.batch_shape[:-1] == v.shape[:-1]
@@ -354,7 +338,7 @@ def _of_shapes(d: dist.Distribution, shape: tuple[int, ...], event_dim: int) -> 
 
 
 def choose_rule(reading: Reading, integrate: GaussHermite | MonteCarlo | None, *, exact: bool) -> Rule:
-    """The rule for expectations without a closed form. Warns where it falls back on random draws unasked.
+    """The rule for expectations without a closed form. Warns where it falls back on Monte Carlo.
 
     Args:
         reading: of the conditional.
@@ -362,7 +346,7 @@ def choose_rule(reading: Reading, integrate: GaussHermite | MonteCarlo | None, *
         exact: whether all expectations have a closed form, so that no rule is needed.
 
     Raises:
-        ValueError: no rule, or Gauss-Hermite for numbers of y that see many numbers of v.
+        ValueError: no rule, or Gauss-Hermite where an entry of y depends on too many entries of v.
     """
     expect_kind(
         integrate,
@@ -376,7 +360,7 @@ def choose_rule(reading: Reading, integrate: GaussHermite | MonteCarlo | None, *
         return dataclasses.replace(reading.grid, nodes_each=None if integrate is None else integrate.size)
     if integrate is not None and not integrate.random:
         raise expected(
-            f"a conditional in which a number of y sees {MOST_DIRECTIONS} numbers of v at most for GaussHermite",
+            f"entries of y that depend on at most {MOST_DIRECTIONS} entries of v for GaussHermite",
             f"{reading.family}, which {reading.mixes}",
             "use integrate=dgp.likelihoods.MonteCarlo(n)",
         )
@@ -391,7 +375,7 @@ def choose_rule(reading: Reading, integrate: GaussHermite | MonteCarlo | None, *
 
 
 def with_key(rule: Rule) -> Rule:
-    """``rule``, draws with a key of the program's; outside of a program, or if it has no seed, as they are."""
+    """``rule``, with a key of the program for Monte Carlo; unchanged outside of a program or without a seed."""
     if not rule.random or rule.key is not None:
         return rule
     with each_message():  # a handler that does nothing: without any handler NumPyro warns that there is no seed

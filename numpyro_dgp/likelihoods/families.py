@@ -1,4 +1,4 @@
-"""Which known family a distribution belongs to, by its methods: a subclass with a density of its own is another one."""
+"""The known family of a distribution, by its methods: a subclass that overrides the density is another family."""
 
 from __future__ import annotations
 

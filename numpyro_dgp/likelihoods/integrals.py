@@ -1,10 +1,10 @@
-r"""How a likelihood integrates function values v out: one strategy after the other.
+r"""Strategies by which a likelihood integrates function values v out.
 
 .. math:: E_{p(v)}[\log p(y \mid v)], \qquad \log E_{p(v)}[p(y \mid v)], \qquad E[y],\; E[y^2]
 
-A *strategy* is a function of a :class:`Case`, what is known of a conditional p(y | v). It returns an
-:class:`Integral`, or ``None`` where it does not apply. A likelihood asks ``STRATEGIES`` in their order, and takes each
-of the three quantities from the first integral that has it.
+A *strategy* is a function of a :class:`Case`, the analysis of a conditional p(y | v). It returns an :class:`Integral`,
+or ``None`` where it does not apply. A likelihood tries ``STRATEGIES`` in order, and takes each of the three quantities
+from the first integral that provides it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["STRATEGIES", "Case", "Integral", "Integrand", "Strategy", "integrals
 
 
 class Case(NamedTuple):
-    """What is known of a conditional.
+    """The analysis of a conditional.
 
     Args:
         conditional: from v, all columns, to the distribution of y.
@@ -53,14 +53,14 @@ class Case(NamedTuple):
 
 
 class Integrand(NamedTuple):
-    """What an integral gets beside y and the Gaussians of v.
+    """The arguments of an integral in addition to y and the Gaussians of v.
 
     Args:
         conditional: from v, all columns, to the distribution of y.
         rule: nodes or draws.
         observed: which entries of y are observed, or ``None`` for all.
         event_dim: of y.
-        number_dim: of one number of y, that is of the distribution without ``to_event``.
+        number_dim: event dimensions of one entry of y, that is of the distribution without ``to_event``.
     """
 
     conditional: Callable[[Array], Any]
@@ -70,23 +70,23 @@ class Integrand(NamedTuple):
     number_dim: int
 
     def per_number(self, v: Array) -> Any:
-        """The distribution of every number of y."""
+        """The distribution of every entry of y."""
         return elementwise(self.conditional(v))
 
     def of_rows(self, values: Array) -> Array:
-        """Numbers, one for each y, with zero where it is not observed."""
+        """Values per y, zero where it is not observed."""
         return of_rows(values, self.observed, self.event_dim)
 
     def kept(self, values: Array) -> Array:
-        """Numbers, one for each number of y, with zero where it is not observed."""
+        """Values per entry of y, zero where it is not observed."""
         return of_rows(values, self.observed, self.number_dim)
 
     def total(self, values: Array) -> Array:
-        """The sum over the numbers of each y that are observed."""
+        """The sum over the observed entries of each y."""
         return sum_event(self.kept(values), self.event_dim - self.number_dim)
 
     def log_probs(self, y: Array, points: Array, variance: Array, form: ClosedForm | None = None) -> Array:
-        """Log densities of every number of y at points (K, ...) of v, or ``form`` in their place."""
+        """Log densities of every entry of y at points (K, ...) of v, or ``form`` in their place."""
         if form is None:
             return jax.vmap(lambda v: log_density(self.per_number(v), y))(points)
         return jax.vmap(lambda v: form(y, v, variance))(points)
@@ -100,10 +100,10 @@ Expectation = Callable[[Integrand, Array, Array, Array], Array]
 
 
 class Integral(NamedTuple):
-    """Expectations over v, of each y; a quantity that it does not have is ``None``.
+    """Expectations over v for each y; quantities that are not available are ``None``.
 
     Args:
-        describe: what ``repr`` of the likelihood says of it, from the integrand.
+        describe: its name in ``repr`` of the likelihood, from the integrand.
         expected_log_prob: E[log p(y | v)], from (the integrand, y, the means of v, their variances).
         log_marginal: log E[p(y | v)], likewise.
         moments: E[y] and the mean square of y, from (the integrand, the means of v, their variances).
@@ -163,7 +163,7 @@ def own_methods(case: Case) -> Integral | None:
 
 
 def closed_form(case: Case) -> Integral | None:
-    """Closed forms of every number of y, :mod:`~numpyro_dgp.likelihoods.closed_forms`."""
+    """Closed forms of every entry of y, :mod:`~numpyro_dgp.likelihoods.closed_forms`."""
     forms = _of_numbers(case.closed.expected_log_prob), _of_numbers(case.closed.log_marginal)
     return Integral(lambda _: "closed form", *forms, exact=True) if any(forms) else None
 
@@ -190,13 +190,13 @@ def conditionally_gaussian(case: Case) -> Integral | None:
 
 
 def around_location(case: Case) -> Integral | None:
-    """Nodes around the v whose location is y, for log densities with a point or a steep valley there."""
+    """Nodes around the v whose location is y, for log densities with a cusp or a steep slope there."""
     form = case.closed.around_location if case.automatic else None
     return None if form is None else Integral(lambda _: "48 nodes around the location", _of_numbers(form))
 
 
 def adaptive(case: Case) -> Integral | None:
-    """Predictive densities over intervals where the integrand is, :mod:`~numpyro_dgp.likelihoods.around_peaks`."""
+    """Adaptive quadrature of predictive densities, :mod:`~numpyro_dgp.likelihoods.around_peaks`."""
     peaks = around_peaks(case.conditional, case.reading, case.given) if case.automatic else None
     if peaks is None:
         return None
@@ -214,7 +214,7 @@ def adaptive(case: Case) -> Integral | None:
 
 
 def by_rule(case: Case) -> Integral:
-    """Nodes or draws of those functions that have no closed form given the others."""
+    """Quadrature or Monte Carlo over the functions without a closed form given the others."""
     given, factorised = case.given, case.reading.mixes is None
     columns = () if given is None else given.columns
 
@@ -259,7 +259,7 @@ STRATEGIES: tuple[Strategy, ...] = (
 
 
 def _of_numbers(form: ClosedForm | None) -> Expectation | None:
-    """The sum of a closed form over the numbers of each y."""
+    """The sum of a closed form over the entries of each y."""
     return None if form is None else lambda of, y, loc, variance: of.total(form(y, loc, variance))
 
 
@@ -271,7 +271,7 @@ def _at_means(rule: QuadratureRule, columns: Iterable[range]) -> QuadratureRule:
 def _log_mean_exp(
     of: Integrand, y: Array, rule: QuadratureRule, loc: Array, variance: Array, form: ClosedForm | None
 ) -> Array:
-    """log E[p(y | v)] over the nodes of a rule, of every number of y, or of those that share a direction together."""
+    """log E[p(y | v)] over the nodes of a rule, for every entry of y, or jointly for entries that share a direction."""
     nodes = rule.nodes(loc, variance)
     log_probs = of.log_probs(y, nodes.points, variance, form)
     return rule.log_mean_exp(nodes, log_probs, of.event_dim - of.number_dim, of.kept)

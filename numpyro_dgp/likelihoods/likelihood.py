@@ -1,7 +1,5 @@
 r"""``Likelihood``, the distribution of y with the last function integrated out.
 
-Values of processes without inducing values, ``inducing=None`` or ``dgp.Neighbours``, where these are needed.
-
 Source: Hensman et al. (2015) for the bound on u; Salimbeni (2020), equations 1.25-1.27 and 2.14-2.18.
 """
 
@@ -38,7 +36,7 @@ __all__ = ["Likelihood", "require_site"]
 
 
 def require_site(f_x: Any) -> None:
-    """Raise if a likelihood would integrate values of a process without v: over their prior, whatever is observed.
+    """Raise if a likelihood would integrate values of a process without v over their prior, whatever y is.
 
     Raises:
         ValueError: such values.
@@ -46,15 +44,8 @@ def require_site(f_x: Any) -> None:
     expect(
         not f_x.of_prior,
         "values of a function with inducing points",
-        (
-            "those of one without (inducing=None or dgp.Neighbours), which would be integrated over "
-            "their prior, whatever y is"
-        ),
-        (
-            'draw them outside the plate, v = numpyro.sample("v", f(X)), and write numpyro.sample("y", '
-            'dist.Normal(v, noise)) inside; with Gaussian noise numpyro.sample("y", f(X, noise=noise)) '
-            "does both; or give the layer dgp.Points(X)"
-        ),
+        "those of one without (inducing=None or dgp.Neighbours), integrated over their prior",
+        'give the layer dgp.Points(X), or draw v = numpyro.sample("v", f(X)) outside the plate, y given v inside',
     )
 
 
@@ -69,50 +60,51 @@ class Likelihood(SiteDistribution):
     belong to inference and do not change the model. NUTS, NumPyro's ELBOs and ``dgp.ELBO`` then all have the same
     target. Scores and LOO use ``log_marginal``, which is normalised.
 
-    The expectation is taken in a way that fits ``conditional``: in closed form for ``Normal``, ``LogNormal``,
-    ``Laplace`` and ``VonMises`` with a location affine in v, for ``Poisson``, ``Exponential`` and ``Gamma`` with a rate
-    log-affine in v, for ``Weibull`` with such a scale, right-censored ``Exponential`` and ``Weibull``, but for
-    subclasses with a ``log_prob`` of their own; by the distribution itself if it has a method
-    ``expected_log_prob(y, mean, variance)``, as :class:`RobustMax`; by Gauss-Hermite quadrature when each number of y
-    depends on three numbers of v at most; by Monte Carlo otherwise, with a warning. ``repr`` says which.
+    The method of integration is chosen from ``conditional``, and ``repr`` shows it:
 
-    Parameters of y may come from several functions, ``Likelihood((f(x), g(x)), lambda v, s: dist.Normal(v,
-    jnp.exp(s)))``. They are integrated together: in closed form for ``Normal`` with a mean affine in some functions,
-    such as their sum, and a scale that is constant or whose log is affine in another one; over nodes of the others for
-    any scale. Values of one function at several inputs of a row may be among them, as of a duel, ``Likelihood((f(a),
-    f(b)), lambda v, w: dist.Bernoulli(logits=v - w))``, and slopes and sums of it: with their correlation.
+    - the distribution itself, if it has a method ``expected_log_prob(y, mean, variance)``, as :class:`RobustMax`;
+    - a closed form for ``Normal``, ``LogNormal``, ``Laplace`` and ``VonMises`` with a location affine in v; for
+      ``Poisson``, ``Exponential`` and ``Gamma`` with a rate log-affine in v; for ``Weibull`` with such a scale; for
+      right-censored ``Exponential`` and ``Weibull``; except for subclasses with a ``log_prob`` of their own;
+    - Gauss-Hermite quadrature, if each entry of y depends on at most three entries of v;
+    - Monte Carlo otherwise, with a warning.
+
+    Parameters of y may depend on several functions, ``Likelihood((f(x), g(x)), lambda v, s: dist.Normal(v,
+    jnp.exp(s)))``. ``Normal`` has a closed form if its mean is affine in some functions, such as their sum, and its
+    scale is constant or log-affine in another one; for any other scale that function alone is integrated over nodes.
+    The tuple may contain the same function at several inputs, as in a pairwise-preference model,
+    ``Likelihood((f(a), f(b)), lambda v, w: dist.Bernoulli(logits=v - w))``, or its derivatives and linear functionals;
+    their correlations are taken into account.
 
     Args:
         f_x: what ``f(x)`` returned, batch shape (..., N) and event shape (P,) or (); or several of them in a tuple.
         conditional: from v, of the shape of a draw of ``f_x``, to the distribution of y; of several functions, from
-            the values of each. Any NumPyro distribution will do, with ``to_event(1)`` when y has P columns. The
-            function is called several times and must give the same each time: draw random numbers and change anything
-            outside of it in the program.
-        integrate: ``GaussHermite(n)``, nodes per number of v, or ``MonteCarlo(n)`` for what is not in closed form,
-            instead of the automatic choice of 20 nodes for one number of v, 15 x 15 for two, 8 x 8 x 8 for three, and
-            20 draws for more; 48 around the location for ``StudentT``, ``Cauchy`` and the like. By default
-            ``log_marginal`` takes intervals of one or two numbers of v where the integrand is: right to 1e-6 for one,
-            whatever the number and width of peaks. Two without a closed form (``Gamma``, say) take some 50 000
-            evaluations of the density for 225; ``GaussHermite(15)`` will do where y leaves as much open as p(v).
-            A closed form of your own is a row ``dgp.extend.Form``, another integral a strategy, a function that returns
-            a ``dgp.extend.Integral`` (``docs/extending.md``); it comes before those of this package.
+            the values of each. Any NumPyro distribution works, with ``to_event(1)`` when y has P columns. The function
+            is called several times and must be pure: draw random numbers outside of it.
+        integrate: ``GaussHermite(n)``, n nodes per entry of v, or ``MonteCarlo(n)`` where there is no closed form. By
+            default 20 nodes for one entry of v, 15 x 15 for two, 8 x 8 x 8 for three, 20 draws for more, and 48 nodes
+            around the location for ``StudentT``, ``Cauchy`` and the like. ``log_marginal`` by default uses adaptive
+            quadrature over one or two entries of v, because p(y | v) can be much narrower than p(v): error 1e-6 for
+            one. Two entries without a closed form (``Gamma``, say) take about 50 000 evaluations of the density;
+            ``GaussHermite(15)`` takes 225 and is enough where p(y | v) is as wide as p(v). A closed form of your own is
+            a ``dgp.extend.Form``, another integral a function that returns a ``dgp.extend.Integral``
+            (``docs/extending.md``); both come before those of this package.
         collapse: ``"bound"``, or ``"marginal"`` to make ``log_marginal`` the density: then the program is a proper
             model of its own, conditionally independent given u (FITC).
-        observed: which entries of y have a value: booleans of the shape of y, or one per row. The others count nothing
-            in densities, whatever number stands there, and are predicted as all are. ``dgp.likelihoods.missing(data)``
-            makes both from data with gaps. ``None`` for all.
+        observed: which entries of y are observed: booleans of the shape of y, or one per row. The others are masked in
+            densities, whatever their values, and predicted like all entries. ``dgp.likelihoods.missing(data)`` returns
+            y and this mask for data with gaps. ``None`` for all.
 
     Raises:
         ValueError: ``f_x`` is not the distribution ``f(x)``, or is that of an exact process; several functions at
             different rows; ``conditional`` does not return a distribution, combines rows of v (``v - v.mean()``) or has
-            sites; Gauss-Hermite for a conditional that mixes more than three numbers of v; observations of the wrong
+            sites; Gauss-Hermite for a conditional that mixes more than three entries of v; observations of the wrong
             shape or out of range (labels, counts); ``observed`` of another shape, or for single entries of a
-            distribution with one density per row, such as ``MultivariateNormal``; or the mean or variance of a
+            distribution with one density per row, such as ``MultivariateNormal``; the mean or variance of a
             conditional that has none.
 
     Warns:
-        UserWarning: the expectation is taken by random draws although ``integrate`` was not given; once per line of a
-        program.
+        UserWarning: the expectation uses Monte Carlo although ``integrate`` was not given; once per line of a program.
 
     Example:
         >>> import jax.numpy as jnp
@@ -160,8 +152,7 @@ class Likelihood(SiteDistribution):
                 values,
                 FunctionValues | ProcessValues,
                 "the distribution f(x)",
-                'pass g(h) itself; for a draw v = numpyro.sample("v", g(h)) write numpyro.sample("y", '
-                "dist.Normal(v, noise)) instead",
+                'pass g(h) itself, or with a draw write numpyro.sample("y", dist.Normal(v, noise))',
             )
             require_site(values)
         expect(collapse in ("bound", "marginal"), 'collapse="bound" or "marginal"', repr(collapse))
@@ -208,11 +199,11 @@ class Likelihood(SiteDistribution):
 
     @property
     def factorised(self) -> bool:
-        """Whether each number of y depends on its own number of v; if not, ``mixes`` says why."""
+        """Whether each entry of y depends on its own entry of v; if not, ``mixes`` is the reason."""
         return self.mixes is None
 
     def _first(self, quantity: str) -> Any:
-        """The first integral that has a quantity."""
+        """The first integral that provides a quantity."""
         return next(integral for integral in self.integrals if getattr(integral, quantity) is not None)
 
     @property
@@ -222,7 +213,7 @@ class Likelihood(SiteDistribution):
 
     @property
     def _spread(self) -> Array | None:
-        """Variances of a belief that ``log_prob`` integrates outside of the logarithm, by nodes."""
+        """Variances of a belief that ``log_prob`` integrates outside of the logarithm by quadrature."""
         return None if self.collapse == "bound" else self.f_x.spread
 
     @property
@@ -234,21 +225,21 @@ class Likelihood(SiteDistribution):
         return f"Likelihood({self.family}, {integral.describe(self._integrand)})"
 
     def per_number(self, v: Array) -> dist.Distribution:
-        """The conditional without ``to_event``: where it is ``factorised``, a distribution per number of v."""
+        """The conditional without ``to_event``: where it is ``factorised``, a distribution per entry of v."""
         return elementwise(self.conditional(v))
 
     def normal_form(self) -> tuple[Array, Array, Array] | None:
         """Slope, offset and scale where the conditional is ``Normal(slope * v + offset, scale)``, else ``None``.
 
-        They broadcast against v; the slope of ``Normal(v, scale)`` is a single one.
+        They broadcast against v.
         """
         return None if self.normal is None else normal_form(self.per_number, self.f_x.loc)
 
     def mask(self, mask: Any) -> dist.Distribution:
-        """The distribution in which masked entries of y, ``mask`` of its shape, or masked rows count nothing.
+        """The distribution with entries of y masked, by ``mask`` of the shape of y, or rows.
 
         Raises:
-            ValueError: a mask of numbers, of which NumPyro would count all but zero, NaN too, as True.
+            ValueError: a mask of numbers; NumPyro would treat every number except zero, NaN included, as True.
         """
         dtype = np.dtype(getattr(mask, "dtype", bool))
         expect(
@@ -331,7 +322,7 @@ class Likelihood(SiteDistribution):
         return self._first("log_marginal").log_marginal(self._integrand, y, loc, variance)
 
     def require_shape(self, shape: tuple[int, ...]) -> None:
-        """Refuse observations of another shape than draws, but for batch dimensions to the left.
+        """Raise unless observations have the shape of draws, except for batch dimensions to the left.
 
         Args:
             shape: of the observations.
@@ -354,7 +345,7 @@ class Likelihood(SiteDistribution):
             raise expected(f"observations y of shape {wanted}", shape, advice)
 
     def complete(self, value: ArrayLike) -> ArrayLike:
-        """Observations with some possible number in place of each that is not observed."""
+        """Observations with a possible value in place of each masked one."""
         return value if self.observed is None else with_entries(value, self.observed, self.conditional(self.f_x.loc))
 
     def _observations(self, value: ArrayLike) -> Array:

@@ -1,4 +1,4 @@
-"""Observations some entries of which are missing: how data say so, and the densities of those that are there."""
+"""Missing entries of observations: how they are marked in data, and densities of the observed entries."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ __all__ = ["are_entries", "missing", "observed_entries", "of_entries", "of_rows"
 
 
 def missing(y: Any) -> tuple[Array, Array]:
-    r"""Data in which NaN, ``None`` or a mask marks missing entries, as two arrays: numbers, and which are observed.
+    r"""Split data with missing entries, marked by NaN, ``None`` or a mask, into values and a mask of observed entries.
 
     .. math:: \log p(y \mid v) = \sum_{n, p :\, o_{np}} \log p(y_{np} \mid v_n)
 
-    is what ``dgp.Likelihood(f(x), conditional, observed=o)`` takes the expectation of: missing entries o = False count
-    nothing, as if they were dropped. Both arrays are arguments of the program, and indices and minibatches take the
-    same rows of both.
+    is the log density that ``dgp.Likelihood(f(x), conditional, observed=o)`` integrates: missing entries, o = False,
+    are masked. Pass both arrays as arguments of the program, so that indices and minibatches select the same rows.
 
     Args:
         y: numbers of any shape with NaN where one is missing, a masked array of NumPy, or a table with missing entries.
@@ -105,21 +104,15 @@ def observed_entries(observed: ArrayLike, example: dist.Distribution) -> Array:
     own = numbers.event_dim
     expect(
         not own or mask.shape[mask.ndim - own :] == (1,) * own,
-        (
-            f"observed with one number per row, shape {batch}, for {type(numbers).__name__}, which has "
-            "one density for all entries of a row"
-        ),
+        f"observed of shape {batch}, one per row, for {type(numbers).__name__}, whose density is joint",
         shape,
-        (
-            "give every entry its own, dist.Normal(...).to_event(1), with f(x).mix(W) for columns that "
-            "are correlated; or leave out whole rows, observed.all(-1)"
-        ),
+        "use dist.Normal(...).to_event(1) with f(x).mix(W), or leave out whole rows, observed.all(-1)",
     )
     return mask
 
 
 def with_entries(value: ArrayLike, observed: Array, conditional: dist.Distribution) -> Array:
-    """Observations with a number that the distribution of y can have in place of every missing one.
+    """Observations with a possible value of y in place of every missing one.
 
     Raises:
         ValueError: more rows of ``observed`` than of observations.
@@ -142,7 +135,7 @@ def with_entries(value: ArrayLike, observed: Array, conditional: dist.Distributi
 
 
 def of_rows(values: Array, observed: Array | None, event_dim: int) -> Array:
-    """Numbers, one per row of y, with zero for missing rows; ``observed`` is one number per row."""
+    """Values per row of y, zero for missing rows; ``observed`` has one entry per row."""
     if observed is None:
         return values
     return jnp.where(observed.reshape(observed.shape[: -event_dim or None]), values, 0.0)

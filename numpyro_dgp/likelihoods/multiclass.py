@@ -1,6 +1,5 @@
-"""Robust-max classification, a conditional for ``Likelihood`` with an expectation of its own.
-
-The softmax of many classes under a bound that looks at classes two by two, or at a part of them.
+"""Conditionals for classification: robust-max, with its own expectation, and one-vs-each, a bound on the softmax by
+pairs of classes or a subset of them.
 """
 
 from __future__ import annotations
@@ -71,9 +70,9 @@ class RobustMax(SiteDistribution):
     def __init__(self, values: Array, epsilon: float = 1e-3) -> None:
         if jnp.ndim(values) < 1 or jnp.shape(values)[-1] < 2:
             raise expected(
-                "values (..., P) of at least two classes",
+                "values (..., P) of two classes or more",
                 jnp.shape(values),
-                "open the layer with outputs= the number of classes",
+                "pass outputs=P, the number of classes, to gp",
             )
         expect(0 < epsilon < 1, "0 < epsilon < 1", epsilon, "1e-3 is usual")
         self.values, self.epsilon = values, epsilon
@@ -161,9 +160,9 @@ class OneVsEach(SiteDistribution, dist.CategoricalLogits):
     def __init__(self, values: Array, others: ArrayLike | None = None) -> None:
         if jnp.ndim(values) < 1 or jnp.shape(values)[-1] < 2:
             raise expected(
-                "values (..., P) of at least two classes",
+                "values (..., P) of two classes or more",
                 jnp.shape(values),
-                "open the layer with outputs= the number of classes",
+                "pass outputs=P, the number of classes, to gp",
             )
         if others is not None:
             others = others if isinstance(others, jax.Array) else np.asarray(others)

@@ -1,4 +1,4 @@
-"""Sites that only make sense with observations: their support, and programs that observe nothing at all."""
+"""Sites that must be observed: their support, and a warning for programs without observations."""
 
 from __future__ import annotations
 
@@ -55,10 +55,7 @@ def _refuse(constraint: ObservedOnly) -> NoReturn:
     raise expected(
         "observations in every run of a sampler or an autoguide",
         "a site without",
-        (
-            "pass y, as in mcmc.run(key, X, y); for rows that have none write dgp.Likelihood(..., "
-            "observed=mask), and not obs_mask=mask"
-        ),
+        "pass y, mcmc.run(key, X, y); for missing entries dgp.Likelihood(..., observed=mask)",
         constraint.at,
     )
 
@@ -78,7 +75,7 @@ class _Forgotten(dist.ExpandedDistribution):
 
 
 class observed_only(Messenger):  # noqa: N801 - a handler, named like NumPyro's
-    """Handler under which samplers and autoguides refuse these sites where they are not observed.
+    """Handler under which samplers and autoguides raise where these sites are not observed.
 
     Runs that draw them, as ``Predictive`` does, are the same with and without it.
 

@@ -1,4 +1,4 @@
-"""What the values of an observed distribution can be: their moments, labels and range."""
+"""Moments, labels and range of the values of an observed distribution."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _nested(d: dist.Distribution) -> Iterator[dist.Distribution]:
 
 
 class NoMomentsError(ValueError):
-    """A mean or variance was asked of a distribution that has none."""
+    """The distribution has no mean or variance."""
 
 
 def moments(d: dist.Distribution) -> tuple[Array, Array]:

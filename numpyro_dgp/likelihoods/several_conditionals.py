@@ -1,10 +1,10 @@
-r"""How a conditional of several functions, or of several outputs together, is integrated over a grid.
+r"""Quadrature grids for conditionals of several functions, or of several outputs of one.
 
-Every number of y depends on some of the function values of its row. A function of which it sees its own output only,
-as the mean of every column, takes one direction of the grid; a column that all numbers of y may see takes a direction
-of its own, and is shared where y has several numbers. A normal y with a mean affine in some functions v is integrated
-over these in closed form at every node of the others, and altogether where its scale is constant, or the logarithm of
-it affine in another function s:
+Each entry of y depends on some of the function values of its row. A function used elementwise, one output per entry of
+y, adds one dimension to the grid; a column that all entries of y may depend on adds a dimension of its own, shared
+between the entries. A normal y with a mean affine in some functions v is integrated over these in closed form at every
+node of the others. The whole integral has a closed form where the scale is constant, or log-affine in another function
+s:
 
 .. math:: E[\log N(y; \textstyle\sum_i \alpha_i v_i + \beta, e^{2(\gamma s + \delta)})]
           = -\tfrac12 \log 2\pi - \gamma \mu_s - \delta
@@ -69,8 +69,8 @@ class Part(NamedTuple):
 
     Args:
         columns: how many it has.
-        own: whether every number of y sees its own column only.
-        kinds: how each parameter depends on them number by number; empty where that is not known.
+        own: whether every entry of y depends on its own column only.
+        kinds: how each parameter depends on them entry by entry; empty where that is not known.
     """
 
     columns: int
@@ -79,11 +79,11 @@ class Part(NamedTuple):
 
 
 def grid_of(parts: Sequence[Part], numbers: int) -> ProductGrid | None:
-    """The grid that integrates a density, ``None`` where it would have too many directions.
+    """The grid that integrates a density, ``None`` where it would have too many dimensions.
 
     Args:
         parts: how the density depends on each function.
-        numbers: how many numbers y has per row.
+        numbers: how many entries y has per row.
 
     Example:
         >>> grid_of([Part(3, True, {}), Part(1, False, {})], numbers=3)  # three means, one scale for all of them
@@ -92,8 +92,8 @@ def grid_of(parts: Sequence[Part], numbers: int) -> ProductGrid | None:
     each = sum(part.columns for part in parts if not part.own)
     if each + sum(part.own for part in parts) > MOST_DIRECTIONS:
         return None
-    # Directions 0 to each - 1: of columns that all numbers of y see. Then one for each function
-    # of which y_p sees column p only.
+    # Dimensions 0 to each - 1: columns that all entries of y depend on. Then one for each function whose column p
+    # enters y_p only.
     directions: list[int] = []
     together, apart = 0, each
     for part in parts:
@@ -113,7 +113,7 @@ class Given(NamedTuple):
         columns: of each of these functions.
         expected_log_prob: from (y, all columns, their variances), number by number.
         log_marginal: likewise.
-        altogether: the expected log density with the others integrated too, where that has a closed form.
+        altogether: the expected log density with the others integrated out too, where that has a closed form.
         moments: mean and variance of y from all columns and their variances, where no other function is left.
     """
 
@@ -131,7 +131,7 @@ def given_others(
     split: Split,
     v: Array,
 ) -> Given | None:
-    """What is in closed form of a conditional of several functions; ``None`` if nothing is.
+    """The closed forms of a conditional of several functions; ``None`` if there are none.
 
     Args:
         conditional: from the values of each function to a distribution without ``to_event``.
@@ -187,7 +187,7 @@ def given_others(
 
 
 def _affine_together(conditional: Callable[..., Any], seen: Sequence[Part], values: Sequence[Array]) -> tuple[int, ...]:
-    """The functions that the mean depends on, if it is affine in all of them together, number by number."""
+    """The functions that the mean depends on, if it is jointly affine in them, entry by entry."""
     means = tuple(f for f, part in enumerate(seen) if part.kinds.get("loc") is not Dependence.CONSTANT)
     if any(not seen[f].own or seen[f].kinds["loc"] is not Dependence.AFFINE for f in means):
         return ()
@@ -202,7 +202,7 @@ def _affine_together(conditional: Callable[..., Any], seen: Sequence[Part], valu
 
 
 def _only(seen: Sequence[Part], name: str, wanted: Dependence) -> int | None:
-    """The function that a parameter depends on, in the way that is wanted, where it depends on no other one."""
+    """The function that a parameter depends on, in the given way, if it is the only one."""
     found = [part.kinds.get(name) for part in seen]
     others = [f for f, kind in enumerate(found) if kind is not Dependence.CONSTANT]
     return others[0] if len(others) == 1 and found[others[0]] is wanted else None

@@ -1,15 +1,13 @@
-r"""Values of several functions side by side, for a likelihood that sees them together.
+r"""Values of several functions side by side, or of one function at several inputs of a row, for one likelihood.
 
-Values of one function at several inputs of a row, or beside its slopes, for a likelihood that sees them together.
-
-The outcome of a duel depends on :math:`f(a) - f(b)`. The two values are correlated, by inducing values that are not
-known and by what these leave open. Values :math:`v_1, \ldots, v_k` of a row are written in terms of independent
-numbers, the part of each that those before it do not determine,
+The outcome of a duel depends on :math:`f(a) - f(b)`. The two values are correlated through q(v) and through their
+conditional covariance given v. Values :math:`v_1, \ldots, v_k` of a row are therefore written in terms of independent
+innovations :math:`c_i`,
 
 .. math:: v_i = c_i + \sum_{j<i} \lambda_{ij}\, (c_j - m_j), \qquad c_i \sim N(m_i, d_i),
 
 with :math:`\Lambda\, \mathrm{diag}(d)\, \Lambda^\top` their covariance and :math:`\Lambda` lower triangular with ones
-on the diagonal: all that integrates independent values serves as it is.
+on the diagonal: every rule for independent values then applies.
 """
 
 from __future__ import annotations
@@ -71,10 +69,7 @@ class SeveralValues(FunctionValues):
         raise expected(
             "values of one function",
             "several",
-            (
-                "mix inside the likelihood, dgp.Likelihood((g(x), s(x)), lambda g, s: dist.Normal(g @ W.T, "
-                "jnp.exp(s)).to_event(1))"
-            ),
+            "mix in the conditional, lambda g, s: dist.Normal(g @ W.T, s).to_event(1)",
         )
 
 
@@ -93,12 +88,9 @@ def side_by_side(values: Sequence[FunctionValues | JointValues]) -> FunctionValu
         return parts[0]
     expect(
         not any(part.correlated_outputs for part in parts),
-        "functions that are not mixed among several",
+        "functions that are not mixed",
         "f(x).mix(W)",
-        (
-            "mix inside the conditional, dgp.Likelihood((g(x), s(x)), lambda g, s: dist.Normal(g @ W.T, "
-            "jnp.exp(s)).to_event(1))"
-        ),
+        "mix in the conditional, lambda g, s: dist.Normal(g @ W.T, jnp.exp(s)).to_event(1)",
     )
     shapes = [part.batch_shape for part in parts]
     try:
@@ -119,7 +111,7 @@ Entries = dict[tuple[int, int], Array]
 
 
 class CorrelatedValues(SeveralValues):
-    r"""Values of several functions, some at several inputs, as the independent c.
+    r"""Values of several functions, some at several inputs, written in the independent innovations c.
 
     Args:
         values: of each function at each input, their own means and variances.
@@ -143,7 +135,7 @@ class CorrelatedValues(SeveralValues):
         return frozenset(i for i, _ in self.weights)
 
     def marginals(self) -> SeveralValues:
-        """The values themselves, each on its own."""
+        """The marginal distributions of the values."""
         return SeveralValues(self.values)
 
     def of_innovations(self, conditional: Callable[..., Any]) -> Callable[..., Any]:
@@ -165,7 +157,7 @@ class CorrelatedValues(SeveralValues):
 
 
 def _correlated(several: SeveralValues) -> SeveralValues:
-    """The same values with the correlations of those that are of one function, or of slopes and sums of it."""
+    """The same values with the correlations between values, slopes and sums of one function."""
     variances, weights = [part.variance for part in several.parts], Entries()
     for numbers in _of_one_function(several.parts):
         parts = [several.parts[n] for n in numbers]
@@ -177,7 +169,7 @@ def _correlated(several: SeveralValues) -> SeveralValues:
 
 
 def _of_one_function(parts: Sequence[FunctionValues]) -> list[list[int]]:
-    """The numbers of values that depend on the same inducing values, where several do."""
+    """Indices of values that depend on the same inducing values, where several do."""
     same: dict[Any, list[int]] = {}
     for n, part in enumerate(parts):
         same.setdefault(n if part.function is None else id(part.function if part.v is None else part.v), []).append(n)
@@ -185,16 +177,13 @@ def _of_one_function(parts: Sequence[FunctionValues]) -> list[list[int]]:
 
 
 def _require_other_inputs(parts: Sequence[FunctionValues]) -> None:
-    """Refuse inputs that are known to be equal, of one function."""
+    """Raise for equal known inputs of one function."""
     for part, other in itertools.combinations(parts, 2):
         a, b = part.inputs, other.inputs
         if part.function is other.function and (a is b or (is_concrete(a, b) and np.array_equal(a, b))):
             raise expected(
                 "values of different functions or at different inputs",
-                (
-                    f"those of {part.function.site!r} at one input twice, which would be integrated as if they "
-                    "were independent"
-                ),
+                f"those of {part.function.site!r} at one input twice, as if independent",
                 "use one of them twice, dgp.Likelihood(f(x), lambda v: ...)",
             )
 

@@ -1,9 +1,9 @@
 r"""Log densities of censored and truncated observations in the tails.
 
-Of an observation that is censored at y, NumPyro's ``RightCensoredDistribution`` knows :math:`\log(1 - F(y))` by the
-difference, which has no digits left where F(y) rounds to one: it stays at the logarithm of the rounding error, with
-a derivative of zero. The density of a truncated distribution is divided by the probability of its support, which is
-zero in NumPyro where that is far in the tail. The outer nodes of a quadrature rule are there.
+For an observation censored at y, NumPyro's ``RightCensoredDistribution`` computes :math:`\log(1 - F(y))` from the
+difference, which has no digits left where F(y) rounds to one: the result is constant, with a derivative of zero. The
+density of a truncated distribution is divided by the probability of its support, which is
+zero in NumPyro where that is far in the tail. The outer nodes of a quadrature rule reach these tails.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _TRUNCATED = dist.LeftTruncatedDistribution, dist.RightTruncatedDistribution, di
 
 
 def log_density(d: Any, y: Array) -> Array:
-    """``d.log_prob(y)``, of censored and truncated observations by the logarithm of the tail itself where it is known.
+    """``d.log_prob(y)``, computed for censored and truncated observations from the log tail probability where it is
+    known.
 
     Args:
         d: a distribution.
@@ -51,7 +52,7 @@ def log_density(d: Any, y: Array) -> Array:
 
 
 def _log_inside(d: Any) -> Array | None:
-    """The log probability of what a truncated distribution leaves, under the whole one; ``None`` where not known."""
+    """The log probability of the support of a truncated distribution under the full one; ``None`` where not known."""
     if isinstance(d, dist.LeftTruncatedDistribution):
         return _log_tail(d.base_dist, d.low, right=True)
     if isinstance(d, dist.RightTruncatedDistribution):

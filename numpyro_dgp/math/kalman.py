@@ -11,7 +11,7 @@ with :math:`\lambda` and :math:`-\Lambda` the first and second derivative of the
 by the filter's mean m, the state given all observations is :math:`N(m + P \lambda,\, P - P \Lambda P)`. No covariance
 of states is inverted, so that they may be without noise and times may repeat.
 
-What a stretch of a Gaussian Markov chain says, as a function of the state before it; stretches are joined.
+**Stretches** of a Gaussian Markov chain are functions of the state before them, and can be joined.
 
 Given the state :math:`s_0` before a stretch, the state after it and the density of the observations in it are
 

@@ -129,10 +129,7 @@ def _refuse(primals: Any, tangents: Any) -> Any:
     raise expected(
         "first derivatives of a density whose log determinant is estimated",
         "second ones",
-        (
-            "make it exact, solver=dgp.rings.Solver(exact=...) with at least the number of gaps or that "
-            "of values, or fit by first derivatives"
-        ),
+        "use solver=dgp.rings.Solver(exact=...), at least the number of gaps, or fit by first derivatives",
     )
 
 

@@ -4,7 +4,7 @@ The jitter policy lives here and nowhere else. A Gram matrix k(Z, Z) of M inputs
 ``jitter(dtype, M)`` times its mean diagonal on the diagonal: relative to the kernel variance, and just above
 what rounding does to the smallest eigenvalue (``docs/numerics.md``).
 
-Products with lower triangular matrices, which leave out zeros where the matrices are large.
+Products with large lower triangular matrices skip zero blocks.
 
 Every function is a product in blocks of columns or rows: one block, the plain product, or two halves, of which one
 meets only half of the triangular matrix. :func:`~numpyro_dgp.math.tuning.tuned` says from which size on.
@@ -272,7 +272,7 @@ def conditional_jitter(C: Array, scale: Array) -> Array:
     double precision, and nearly always in single, that is the first.
 
     Args:
-        C: the differences, symmetric matrices (..., M, M), positive semi-definite but for rounding.
+        C: the differences, symmetric matrices (..., M, M), positive semi-definite up to rounding.
         scale: prior variances (..., M).
     """
     size = C.shape[-1]

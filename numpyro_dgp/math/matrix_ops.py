@@ -1,4 +1,4 @@
-"""Operations on covariances for the coordinates of Gaussians: for matrices, and for independent numbers."""
+"""Operations on covariances for the coordinates of Gaussians: dense and diagonal."""
 
 from __future__ import annotations
 

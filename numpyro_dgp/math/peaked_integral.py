@@ -1,4 +1,4 @@
-r"""The logarithm of a Gaussian expectation of any integrand: narrow, of several peaks, heavy-tailed or kinked.
+r"""Adaptive quadrature for the log of a Gaussian expectation: narrow, multimodal, heavy-tailed or kinked integrands.
 
 Nodes of Gauss-Hermite quadrature cover the Gaussian. A density :math:`p(y \mid v)` as a function of v may be a thousand
 times narrower, and have several peaks, none of them where the Gaussian has its mass: it then falls between the nodes.
@@ -8,10 +8,10 @@ Here, in :math:`z = (v - \mu) / \sigma`,
 
 is taken over intervals. Each is measured by a rule of 13 nodes and by one of 7 among them. Where the two differ, or a
 peak rises between two nodes, the interval is cut in two: at that peak, near an end where the integrand falls steeply,
-or in the middle. What is left is added up by Gauss-Legendre quadrature. A peak that no node sees, as a narrow part
-of a mixture under a wide one, is found by numbers that are zero in its middle.
+or in the middle. The final intervals are integrated by Gauss-Legendre quadrature. A peak between all nodes, such as a
+narrow component of a mixture, is found by functions that are zero at its centre.
 
-Source: Gander and Gautschi (2000), for the rules and for what their difference says.
+Source: Gander and Gautschi (2000), for the rules and the estimate of their error.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ def _log_expectation(
 def log_expectation_around_peak(log_value: Function, loc: Array, variance: Array) -> Array:
     r"""The same for a smooth integrand with one peak, at few points, one after the other.
 
-    The trapezoidal rule is applied to :math:`z = c + w \sinh u`, with c the place of the largest value and w the fall
-    of the integrand beside it says of the width of the peak.
+    The trapezoidal rule is applied to :math:`z = c + w \sinh u`, with c the mode of the integrand and w the width of
+    the peak, estimated from its decay around c.
 
     Args:
         log_value: from points of the shape of ``loc`` to :math:`\log g` there, number by number.

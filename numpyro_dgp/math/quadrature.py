@@ -204,12 +204,7 @@ def white_nodes(rule: GaussHermite | MonteCarlo, dims: int, dtype: jnp.dtype) ->
 
 
 def _require_count(name: str, value: int) -> None:
-    expect(
-        isinstance(value, int) and value >= 1,
-        f"{name} to be a positive integer",
-        repr(value),
-        "20 is the default",
-    )
+    expect(isinstance(value, int) and value >= 1, f"{name} to be a positive integer", repr(value), "20 is the default")
 
 
 MOST_DIRECTIONS = 3

@@ -1,4 +1,4 @@
-"""Functions of one datum applied to many data in blocks, so that intermediate results of all data are never in memory.
+"""Functions of one datum applied to many data in blocks, to bound the memory of intermediate results.
 
 Blocks change memory and speed, not results: :func:`each_row` is ``jax.vmap(row)`` of all data at once,
 :func:`in_blocks` is ``function(rows)``, and :func:`sum_symmetric` is :func:`sum_symmetric_reference`.

@@ -1,4 +1,4 @@
-"""All constants of the fast paths that were chosen for a platform, most of them by measurements on one machine.
+"""Constants of the fast paths for each platform, most of them from measurements on one machine.
 
 None of them changes a result beyond rounding: they decide which of two ways of computing the same numbers is taken, or
 how much is held in memory. Constants that do change results (jitter, for one) are not here.

@@ -1,4 +1,4 @@
-r"""Gaussian values that are conditioned on a few others each: weights, variances, and sums over the values.
+r"""Vecchia's approximation: Gaussian values that are each conditioned on a few others.
 
 With :math:`u_i \mid u_{c(i)} \sim N(b_i^\top u_{c(i)},\, d_i)` for every i, the matrix B of the weights is strictly
 triangular in the order of the values, and
@@ -7,7 +7,7 @@ triangular in the order of the values, and
 
 Arrays here have the values first: u (N, ...), weights (N, C, ...).
 
-Which earlier values each value of a Gaussian process is conditioned on, in Vecchia's approximation.
+The conditioning sets approximate the joint density by
 
 .. math:: p(u_1, \dots, u_N) \approx \prod_i p(u_i \mid u_{c(i)}), \qquad c(i) \subset \{j \text{ before } i\}
 

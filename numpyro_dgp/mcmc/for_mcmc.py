@@ -1,6 +1,6 @@
 """Programs for MCMC: the non-centred form of hidden layers, and checks that a program can be sampled.
 
-A warning where draws of a chain are taken as the values of a layer at other rows.
+A warning where posterior samples of a layer are used as its values at other rows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 
 class rows_of_chain(Messenger):  # noqa: N801 - a handler, named like NumPyro's
-    """Handler that warns of values of layers that NumPyro's ``Predictive`` gives, for a run that observes nothing.
+    """Handler that warns where NumPyro's ``Predictive`` substitutes values of layers in a run without observations.
 
     They are those of the rows of a chain. It takes them whatever the inputs are, if there are as many.
     """
@@ -74,7 +74,7 @@ class rows_of_chain(Messenger):  # noqa: N801 - a handler, named like NumPyro's
 
 
 def _gives(handler: handlers.substitute, msg: Message) -> bool:
-    """Whether a handler is the one by which NumPyro's ``Predictive`` gives draws, and has one for a site.
+    """Whether a handler is that of NumPyro's ``Predictive`` and has a value for a site.
 
     Others, such as those of samplers and their initial values, are not asked: they may draw, or add to a density.
     """
@@ -144,26 +144,25 @@ def for_mcmc(
     collapse: Collapse = "auto",
     guide: Callable[..., Any] | None = None,
 ) -> Prepared:
-    r"""``model`` prepared for MCMC: hidden layers non-centred, ``numpyro.param`` sites fixed at given values, the last
-    layer integrated.
+    r"""Prepare ``model`` for MCMC: non-centred hidden layers, ``numpyro.param`` sites fixed at given values, the last
+    layer integrated out.
 
     ``MCMC(NUTS(model))`` runs on the bare program too. ``for_mcmc`` adds the parameterisation that mixes, and raises
-    errors for programs of which NUTS would sample the wrong distribution without a warning. Nothing tells a bare
-    program that NUTS runs it and not an autoguide, so that chains of hidden layers as they are get their warning from
-    ``dgp.diagnostics.to_arviz`` only.
+    errors for programs for which NUTS would silently sample the wrong distribution. A bare program cannot know whether
+    NUTS or an autoguide runs it, so only ``dgp.diagnostics.to_arviz`` warns of centred chains.
 
-    **Integrated layers.** The inducing values v of a layer that only Gaussian likelihoods see, as in
-    ``dgp.Likelihood(f(h), lambda v: dist.Normal(v, noise))``, are integrated in closed form given all other sites,
-    which keep their posterior: the density of the program is
+    **Integrated layers.** The inducing values v of a layer under Gaussian likelihoods only, as in
+    ``dgp.Likelihood(f(h), lambda v: dist.Normal(v, noise))``, are integrated out in closed form given all other sites,
+    whose posterior is unchanged: the density of the program is
 
     .. math:: \log \int N(v; 0, I)\, e^{\mathcal L(v)}\, dv
               = c + \tfrac12 b^\top (I + \Phi)^{-1} b - \tfrac12 \log\lvert I + \Phi\rvert, \qquad
               \mathcal L(v) = c + b^\top v - \tfrac12 v^\top \Phi v ,
 
     with the log density :math:`\mathcal L(v)` of the observations. It is Titsias' bound where the likelihood has
-    ``collapse="bound"``, and the FITC density where it has ``collapse="marginal"``. The site of v is not sampled, but
-    deterministic: an exact draw from its posterior given the other sites, so that ``mcmc.get_samples()`` has the sites
-    that it has otherwise.
+    ``collapse="bound"``, and the FITC density where it has ``collapse="marginal"``. The site of v becomes
+    deterministic, an exact draw from its posterior given the other sites, so that ``mcmc.get_samples()`` has the usual
+    sites.
 
     **Coordinates of a guide.** With a fitted guide the program is sampled in the standard normal numbers
     :math:`\epsilon` that the guide draws its sites :math:`T(\epsilon)` from, with the density
@@ -176,8 +175,8 @@ def for_mcmc(
         params: values for its ``numpyro.param`` sites, for example ``svi_result.params``; with a guide, for the
             parameters of the guide too.
         noncentered: put every layer's values in the form of :class:`NonCentered`. A guide has its own form.
-        collapse: integrate layers: wherever that is possible (``"auto"``), nowhere (``False``), or at least one of
-            them, with an error that says what is in the way (``True``).
+        collapse: integrate layers out: wherever possible (``"auto"``), never (``False``), or at least one, with an
+            error that names the obstacle (``True``).
         guide: a fitted guide of ``model`` made of Gaussians, such as ``dgp.guides.InducingPoint(model)``.
 
     Returns:
@@ -185,8 +184,8 @@ def for_mcmc(
         can.
 
     Raises:
-        ValueError: a model that is no function or was prepared before, NaN in the parameters, a guide without
-            parameters or without Gaussians, or other settings; when run, if a plate subsamples, a ``numpyro.param``
+        ValueError: a model that is not a function or is prepared already, NaN in the parameters, a guide without
+            parameters or without Gaussians, or invalid settings; when run, if a plate subsamples, a ``numpyro.param``
             site has no value, broadcasting or an index beyond the end of an array makes observations count several
             times, ``collapse=True`` and no layer can be integrated, or a handler around the prepared program conditions
             a site that it computes, such as an integrated layer, or ``dgp.minibatch`` counts more rows than
@@ -212,12 +211,7 @@ def for_mcmc(
     Source: Titsias (2009) for the integral; Hoffman et al. (2019) for the coordinates of a guide.
     """
 
-    expect(
-        not isinstance(model, Prepared),
-        "a program",
-        "one that for_mcmc has prepared already",
-        "call it once, with all params",
-    )
+    expect(not isinstance(model, Prepared), "a program", "a prepared one", "call for_mcmc once, with all params")
     expect(callable(model), "a program, a function", type(model).__name__)
     expect(isinstance(collapse, bool) or collapse == "auto", 'collapse to be "auto", True or False', repr(collapse))
     params = require_params(params)
@@ -234,7 +228,7 @@ def prepared(
     noncentered: bool = True,
     collapse: Collapse = "auto",
 ) -> Prepared:
-    """:func:`for_mcmc` for a kernel that takes programs with or without it.
+    """:func:`for_mcmc`, unless the program is prepared already.
 
     Args:
         model: the program.
@@ -248,19 +242,19 @@ def prepared(
     if not isinstance(model, Prepared):
         return for_mcmc(model, params, noncentered=noncentered, collapse=collapse)
     if params is not None or noncentered is not True or collapse != "auto":
-        what = "no params, noncentered or collapse beside a program of for_mcmc, which has its own"
+        what = "no params, noncentered or collapse for a program of for_mcmc, which has its own"
         raise expected(what, "some", "give them to for_mcmc")
     return model
 
 
 def sampled_program(model: Callable[..., Any]) -> Callable[..., Any]:
-    """The program whose sites the draws of a chain are values of: ``model`` without integrated layers and without the
+    """The program whose sites have the posterior samples as values: ``model`` without integrated layers and without the
     coordinates of a guide."""
     return _changed(model, collapse=False, guide=None)
 
 
 def centred_program(model: Callable[..., Any]) -> Callable[..., Any]:
-    """:func:`sampled_program` with the values of layers as sample sites, of which draws of a chain are values too."""
+    """:func:`sampled_program` with the values of layers as sample sites, which posterior samples include too."""
     return _changed(model, collapse=False, guide=None, noncentered=False)
 
 
@@ -271,7 +265,7 @@ def _changed(model: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prepared:
-    """What :func:`for_mcmc` returns; its fields are the arguments."""
+    """The result of :func:`for_mcmc`; its fields are the arguments."""
 
     model: Callable[..., Any]
     params: dict[str, Array]
@@ -327,8 +321,8 @@ class Prepared:
 
 
 class _ConditionsInside(Messenger):
-    """Handler under which a condition from outside of it is an error at a site that is not sampled but computed: an
-    integrated layer, or values behind which there are standard normal numbers. NumPyro ignores it there.
+    """Handler that raises where an outer handler conditions a site that is computed instead of sampled: an integrated
+    layer, or non-centred values. NumPyro would ignore the condition.
 
     Draws of a chain, which hold these numbers too, may be conditions, and anything may be substituted, as NumPyro does.
 
@@ -360,10 +354,7 @@ class _ConditionsInside(Messenger):
         if found := [n for n in computed if _is_conditioned(n, values[n])]:
             raise expected(
                 "conditions on sites that the program samples",
-                (
-                    f"one on {', '.join(map(repr, found))}, which it computes from the others, so that the "
-                    "condition would change nothing"
-                ),
+                f"one on {', '.join(map(repr, found))}, which it computes from other sites",
                 "condition the program first, dgp.for_mcmc(handlers.condition(model, data={...}))",
             )
 

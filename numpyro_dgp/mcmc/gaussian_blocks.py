@@ -1,4 +1,4 @@
-"""The latent sites of a program: which are Gaussian a priori, which cannot be sampled."""
+"""The latent sites of a program: which have Gaussian priors, and which cannot be sampled."""
 
 from __future__ import annotations
 
@@ -61,12 +61,7 @@ def latents(program: Callable[[], Any]) -> Latents:
 def _read(sites: Trace) -> Latents:
     free = {n: msg for n, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
     for name, msg in free.items():
-        expect(
-            site_kind(msg) != "observed",
-            f"observations at {name!r}",
-            "none",
-            "pass them to the run, mcmc.run(key, X, y)",
-        )
+        expect(site_kind(msg) != "observed", f"observations at {name!r}", "none", "mcmc.run(key, X, y)")
         expect(not msg["fn"].support.is_discrete, "continuous sites", f"the discrete {name!r}", "sum it out")
     expect(free, "a program with latent sites", "none", "there is nothing to sample")
     gaussian = frozenset(name for name, msg in free.items() if _is_gaussian(msg["fn"]))

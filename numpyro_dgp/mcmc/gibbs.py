@@ -1,6 +1,6 @@
 """Gibbs sampling of programs: Gaussian blocks by elliptical slices, the rest by NUTS.
 
-Which sites of a program ``dgp.mcmc.Gibbs`` moves together, and how: defaults, and what the user says instead.
+The blocks of sites that ``dgp.mcmc.Gibbs`` moves together, and their updates: defaults, and choices of the user.
 
 The state of chains of ``dgp.mcmc.Gibbs``.
 """
@@ -71,9 +71,7 @@ def _require_update(where: str, update: Any) -> None:
     if isinstance(update, type) or not isinstance(update, Update):
         got = f"the class {update.__name__}" if isinstance(update, type) else type(update).__name__
         raise expected(
-            f"an update {where}",
-            got,
-            "dgp.mcmc.BlockNUTS(), dgp.mcmc.Slice(), or for Gaussian sites dgp.mcmc.EllipticalSlice()",
+            f"an update {where}", got, "dgp.mcmc.BlockNUTS(), Slice(), or for Gaussian sites EllipticalSlice()"
         )
 
 
@@ -116,14 +114,12 @@ def _named(found: Latents, chosen: _Chosen) -> _Chosen:
         if integrated := found.integrated.intersection(given):
             raise expected(
                 "blocks of latent sites",
-                f"{min(integrated)!r}, which is integrated and drawn exactly",
+                f"{min(integrated)!r}, which is integrated out",
                 "leave it out, or pass collapse=False",
             )
         if unknown := [name for name in given if whites.get(name, name) not in found.names]:
             raise expected(
-                "blocks of latent sites of the program",
-                with_nearest(unknown, found.names),
-                f"they are {list(found.names)}",
+                "blocks of latent sites", with_nearest(unknown, found.names), f"they are {list(found.names)}"
             )
         if twice := sorted(seen.intersection(sites)) or [name for name in sites if sites.count(name) > 1]:
             raise expected("every site in one block", f"{twice[0]!r} in two", "leave one out")
@@ -135,9 +131,7 @@ def _named(found: Latents, chosen: _Chosen) -> _Chosen:
 def _require_gaussian(found: Latents, sites: tuple[str, ...]) -> None:
     if others := [name for name in sites if name not in found.gaussian]:
         raise expected(
-            "sites with a Gaussian prior for EllipticalSlice",
-            repr(others[0]),
-            "use dgp.mcmc.Slice() or dgp.mcmc.BlockNUTS()",
+            "Gaussian priors for EllipticalSlice", repr(others[0]), "use dgp.mcmc.Slice() or dgp.mcmc.BlockNUTS()"
         )
     if len(sites) > 1 and (others := [name for name in sites if name not in found.standard]):
         raise expected(
@@ -173,7 +167,7 @@ Blocks: TypeAlias = Mapping[str | tuple[str, ...], Update]
 
 
 class _Run(NamedTuple):
-    """What is known of a program once a run has begun."""
+    """The analysis of a program, made when a run begins."""
 
     blocks: dict[str, PlannedBlock]
     moves: dict[str, Move]

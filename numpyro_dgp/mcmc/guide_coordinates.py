@@ -6,7 +6,8 @@ The density of the program in these coordinates is
 .. math:: p(T(\epsilon), y)\, \lvert \det \partial T / \partial \epsilon \rvert
           = N(\epsilon; 0, I)\, \frac{p(T(\epsilon), y)}{q(T(\epsilon))} ,
 
-which is standard normal where the guide is the posterior. Whatever the guide, it is the posterior of the program.
+which is standard normal if the guide is the exact posterior. For any guide, its distribution is the posterior of the
+program.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def require_guide(guide: Any, params: Mapping[str, Array]) -> None:
     expect(
         not isinstance(adapted(guide).companion, AutoDelta),
         "a guide of Gaussians",
-        "AutoDelta, points",
-        "use dgp.guides.Delta() or AutoNormal",
+        "AutoDelta",
+        "use guides.Delta() or AutoNormal",
     )
     expect(params, "the parameters of the guide", "none", "for_mcmc(model, guide=guide, params=result.params)")
 
@@ -186,8 +187,8 @@ def _passes_on(guide: Program) -> bool:
 
 
 class _FromWhite(Messenger):
-    """Handler under which every sample site of a guide takes the value that standard normal numbers give. In a
-    ``with`` statement, it gives shape and dtype of the numbers by site.
+    """Handler that computes the value of every sample site of a guide from standard normal numbers. In a ``with``
+    statement, it returns shape and dtype of the numbers by site.
 
     Args:
         white: the numbers by site; zeros where there are none.
@@ -232,7 +233,8 @@ class _FromWhite(Messenger):
 
 
 class _ToWhite(_FromWhite):
-    """Handler under which every sample site of a guide takes a given value; ``white`` collects the numbers behind it.
+    """Handler that sets every sample site of a guide to a given value; ``white`` collects the standard normal numbers
+    of it.
 
     Args:
         values: by site.

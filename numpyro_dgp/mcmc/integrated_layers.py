@@ -1,4 +1,4 @@
-r"""Layers that only Gaussian likelihoods see: their inducing values integrated in closed form, and drawn afterwards.
+r"""Layers under Gaussian likelihoods only: inducing values are integrated out in closed form and drawn afterwards.
 
 The log density of such observations is quadratic in the whitened inducing values v of the layer, whose prior is
 standard normal, so that
@@ -51,7 +51,7 @@ _FACTOR = "_integrated"
 
 
 class Integrate(Messenger):
-    """Handler under which inducing values are integrated, with the likelihoods that see them.
+    """Handler that integrates inducing values out, with the likelihoods that depend on them.
 
     Args:
         layers: the sites of the inducing values.
@@ -90,8 +90,8 @@ class Integrate(Messenger):
         return self.finish
 
     def finish(self) -> None:
-        """Add the integrals to the density of the program, and draws of the inducing values to its sites. Positions at
-        which the noise is too small for an integral to be more than rounding have no density.
+        """Add the integrals to the density of the program, and draws of the inducing values to its sites. The density
+        is zero where the noise is so small that the integral is lost in rounding.
 
         The random key of a draw is made of the values of all other random sites: new at every position of a chain, and
         the same each time that the program runs at that position.
@@ -101,7 +101,7 @@ class Integrate(Messenger):
         """
         if self.quadratics and not self.position:
             raise expected(
-                f"sites to sample beside the integrated {sorted(self.quadratics)}",
+                f"sites to sample next to the integrated {sorted(self.quadratics)}",
                 "a condition on all of them from outside of the prepared program",
                 "condition the program first, dgp.for_mcmc(handlers.condition(model, data={...}))",
             )
@@ -173,12 +173,9 @@ def layers_to_integrate(
     if collapse is True and on_data and not layers:
         which = "; ".join(f"{name!r}: {obstacle}" for name, obstacle in obstacles.items())
         raise expected(
-            (
-                "collapse=True for a program with a layer of dgp.Points that only Gaussian likelihoods see, "
-                "dgp.Likelihood(f(h), lambda v: dist.Normal(v, noise))"
-            ),
+            "collapse=True for a program with a layer of dgp.Points that only Gaussian likelihoods depend on",
             which or "no inducing values",
-            'leave collapse out, which is "auto", or write the likelihood so',
+            'leave collapse="auto", or write dgp.Likelihood(f(h), lambda v: dist.Normal(v, noise))',
             "for_mcmc",
         )
     return layers if collapse else frozenset(), on_data
@@ -208,8 +205,8 @@ def _readings(
 
 
 def _read_by(site: Message) -> list[Array]:
-    """The arrays that the density or the value of a site is computed from, but for the values of a function that a
-    likelihood sees linearly."""
+    """The arrays that the density or the value of a site is computed from, except the values of a function on which a
+    likelihood depends linearly."""
     if site["type"] != "sample":
         return [] if site["type"] == "plate" else arrays_of(site["value"])
     fn: Any = unwrap(site["fn"])

@@ -4,18 +4,17 @@ With the log ratios :math:`r` (of priors to the Gaussian) and :math:`\ell` (the 
 
 .. math:: p_\beta(z) \propto N(z; 0, I)\, e^{r(z) + \beta\, \ell(z)}, \qquad 0 = \beta_0 < \dots < \beta_T = 1 .
 
-From one :math:`\beta` to the next, points have the weights :math:`e^{(\beta_{t+1} - \beta_t)\, \ell(z)}`. By these some
-are drawn, at which Markov chains begin that do not leave :math:`p_{\beta_{t+1}}`; the points of the next step are all
-positions of these chains. The product of the mean weights estimates the integral
+From one :math:`\beta` to the next, points have the weights :math:`e^{(\beta_{t+1} - \beta_t)\, \ell(z)}`. Some are
+resampled by these weights and start Markov chains that leave :math:`p_{\beta_{t+1}}` invariant; all positions of these
+chains are the points of the next step. The product of the mean weights estimates the integral
 :math:`\int N(z; 0, I)\, e^{r(z) + \ell(z)}\, dz` over that of :math:`e^r`, without bias where temperatures are fixed.
 The next :math:`\beta` is the one at which the effective number of weights is half the number of points P. The first
 weights may be those of many more draws of :math:`p_0`, which cost one evaluation each, so that optima which few of
 them are near are found.
 
-Several runs of sequential Monte Carlo, with a share of the points each.
-
-The points of one run descend from a few of those at its start. Where the target has modes that no move connects, they
-end in one or two of these, and say too little of what is not known. Independent runs end in several.
+**Several runs** share the points between them. The points of one run descend from a few initial ones. Where the target
+has modes that no move connects, one run ends in one or two of them and underestimates the uncertainty; independent runs
+end in several.
 
 Source: Chopin (2002) for weights, draws and moves in turn; Dau and Chopin (2022) for chains of which all positions
 count; Jasra et al. (2011) for the choice of temperatures; Murray et al. (2010) for the moves; Verge et al. (2015),
@@ -53,7 +52,7 @@ _MOST_TRIES = 16
 _WIDER = 2.0
 """Brackets of angles that moves begin with, over the slices of the temperature before."""
 _LEFT = 0.63
-"""What a try that fails leaves of a bracket that is much wider than the slice, as a geometric mean."""
+"""The factor by which a rejected proposal shrinks a bracket much wider than the slice, as a geometric mean."""
 
 
 class Population(NamedTuple):
@@ -194,7 +193,7 @@ def populate(
 
 
 def evenly(total: int, count: int) -> np.ndarray:
-    """So many numbers below ``total``, or all of them, as far apart as can be."""
+    """Evenly spaced integers below ``total``, at most ``count``."""
     return np.linspace(0, total - 1, min(count, total)).round().astype(int)
 
 
@@ -244,7 +243,8 @@ def _log_width(brackets: Array, tries: Array) -> Array:
 
 
 def _next_step(likelihood: Array, beta: Array, least: float) -> Array:
-    """By how much the inverse temperature grows: to one, or so far that enough weights count."""
+    """The increment of the inverse temperature: up to one, or to the largest at which the effective number of weights
+    suffices."""
     possible = jnp.isfinite(likelihood)
     relative = jnp.where(possible, likelihood - likelihood.max(), 0.0)
 

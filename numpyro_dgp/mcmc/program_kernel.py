@@ -1,4 +1,4 @@
-"""What the kernels for NumPyro's ``MCMC`` in this package share: programs, and one chain or several at once."""
+"""The base class of this package's kernels for NumPyro's ``MCMC``, for one chain or several at once."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ is then unbiased for that of
 .. math:: \log p(\varphi) + \log p(v) + \sum_n E_{p(h_n \mid v)} [\log p(y_n \mid h_n, v)],
 
 which is, at a single v, the bound that guides such as ``InducingPoint`` maximise. Its exponential, normalised, is the
-optimal q(v) of that bound, and the chain draws from it without assuming a family.
+optimal q(v) of that bound; the chain samples it without assuming a family.
 
-Langevin dynamics with noisy gradients: one step, and how its mass and the noise are learned.
+**Langevin dynamics with noisy gradients**, and the adaptation of mass and noise.
 
 Coordinates :math:`\varphi` have a potential V, a mass (diagonal) and a velocity :math:`\dot\varphi`, the distance of
 one step, which is :math:`N(0, \kappa)` in equilibrium, with :math:`\kappa` the squared step size divided by the mass.
-All functions act on each coordinate on its own.
+All functions act on each coordinate separately.
 """
 
 from __future__ import annotations
@@ -228,19 +228,13 @@ class SGHMCState(_Fields):
             raise expected(
                 "draws with a finite density and gradient",
                 f"none at draw {first} after warm-up",
-                (
-                    "the step is too large; halve step_size, take more warm-up, or start near the mode, "
-                    "init_strategy=init_to_value(values=guide.median(params, X, y))"
-                ),
+                "halve step_size, take more warm-up, or start at init_to_value(values=guide.median(params, X, y))",
             )
         if (state.temperature > _HOT + _SHORT / state.draws.clip(1)).any():
             raise expected(
                 "velocities of temperature one",
                 f"{float(state.temperature.max()):.3g} on average over {int(state.draws.max())} draws",
-                (
-                    "the chain runs away, for the step is too large or gradients are too noisy; halve step_size, "
-                    "or take larger minibatches"
-                ),
+                "the chain diverges: halve step_size, or take larger minibatches",
             )
         return state
 

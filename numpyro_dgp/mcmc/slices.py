@@ -1,12 +1,12 @@
-r"""Elliptical slice sampling: a move of Gaussian values that needs no gradient, no step size and no tuning.
+r"""Elliptical slice sampling: moves of values with Gaussian priors, without gradients, step sizes or tuning.
 
 The target is :math:`p(z) \propto N(z; m, C)\, L(z)`. With :math:`\nu \sim N(m, C)`, the ellipse
 :math:`z(\theta) = m + (z - m) \cos\theta + (\nu - m) \sin\theta` has points with L above a random height; one is drawn
 by shrinking a bracket of angles towards the current point, :math:`\theta = 0`. The Gaussian need not be the prior: any
-that does not depend on z will do, with L the rest of the density. The bracket may begin with less than the circle, at a
-random place around the current point: where few angles are on the slice, fewer tries find one.
+Gaussian that does not depend on z works, with L the rest of the density. The initial bracket may be less than the full
+circle, at a random place around the current point: where few angles are on the slice, fewer proposals are needed.
 
-Slice sampling of one number at a time, with a bracket that steps out and shrinks.
+Slice sampling of one coordinate at a time, with a bracket that steps out and shrinks.
 
 Source: Murray et al. (2010); Neal (2003, section 4.1) for brackets of any width; for deep GPs Sauer et al. (2023).
 """
@@ -80,7 +80,7 @@ def elliptical_slice(
     both = (square(jax.tree.map(jnp.add, along, across)) - here - there) / 2  # along' C^-1 across
 
     def at(angle: Array) -> tuple[Block, Array]:
-        """The point at an angle, and its log density under the Gaussian but for a constant."""
+        """The point at an angle, and its log density under the Gaussian up to a constant."""
         cos, sin = jnp.cos(angle), jnp.sin(angle)
         point = {name: mean[name] + cos * along[name] + sin * across[name] for name in z}
         return point, -0.5 * (cos**2 * here + 2 * cos * sin * both + sin**2 * there)  # -|cos along + sin across|^2 / 2
@@ -167,7 +167,7 @@ class _LineSearch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Slice(Checked, Untuned):
-    """Slice sampling of one number after another, on the unconstrained scale: for blocks of ``dgp.mcmc.Gibbs``.
+    """Slice sampling of one coordinate at a time, on the unconstrained scale: for blocks of ``dgp.mcmc.Gibbs``.
 
     No gradient and no tuning: the bracket steps out from ``width`` to the slice and shrinks to it. For a few
     hyperparameters, and for densities without a gradient.

@@ -1,4 +1,4 @@
-"""NumPyro's NUTS as the move of one block of sites, whose target changes with the values of the others."""
+"""NumPyro's NUTS as the update of one block of sites, whose target depends on the other blocks."""
 
 from __future__ import annotations
 
@@ -71,9 +71,7 @@ class BlockNUTS(Checked):
         super().__post_init__()
         if not isinstance(self.target_accept_prob, Real) or not 0 < self.target_accept_prob < 1:
             raise expected(
-                "0 < target_accept_prob < 1",
-                repr(self.target_accept_prob),
-                "try 0.8, or 0.95 where trajectories diverge",
+                "0 < target_accept_prob < 1", repr(self.target_accept_prob), "try 0.8, or 0.95 if it diverges"
             )
 
     def open(self) -> Trajectories:

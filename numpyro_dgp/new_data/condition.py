@@ -1,4 +1,4 @@
-"""``condition``: fitted functions given new rows, with hyperparameters as they are."""
+"""``condition``: condition fitted functions on new rows, with fixed hyperparameters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def condition(
     progress_bar: bool = True,
     **kwargs: Any,
 ) -> Posterior:
-    r"""The fitted functions given new rows, with hyperparameters and inducing points as they are.
+    r"""Condition the fitted functions on new rows, with fixed hyperparameters and inducing points.
 
     Natural-gradient steps of sizes 1, 2/3, 1/2, 2/5, ... for q(v) of the last layers only. With a Gaussian likelihood
     the first step goes to the optimum: in natural parameters

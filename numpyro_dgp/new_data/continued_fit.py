@@ -1,11 +1,9 @@
-"""A fit to new rows that begins at a fit to others and has its layers in place of their rows.
+"""A fit to new rows that starts at an earlier fit, whose layers represent the earlier rows.
 
-Where the latents of new rows start: at the best of draws from the prior.
+Latents of new rows start at the best of several draws from the prior, parameters at the earlier fit, also of a program
+with other inducing points.
 
-Where the parameters of a program with new rows start, at a fit of the same program or of one with other inducing
-points.
-
-``StreamingBound``: the evidence lower bound of new rows, with a fit in place of the rows before them.
+``StreamingBound`` is the evidence lower bound of new rows, with the earlier fit in place of the earlier rows.
 """
 
 from __future__ import annotations
@@ -138,12 +136,7 @@ def require_same_layers(fitted: Mapping[str, OpenLayer], layers: Mapping[str, Op
         _refuse_layers(fitted, layers)
     for name, layer in layers.items():
         ours, theirs = ((f.function.dims, f.function.outputs) for f in (layer, fitted[name]))
-        expect(
-            ours == theirs,
-            f"layer {name!r} with the input columns and outputs of the fit, {theirs}",
-            ours,
-            "only inducing points may be others",
-        )
+        expect(ours == theirs, f"layer {name!r} with columns and outputs {theirs}", ours, "change only inducing points")
 
 
 def moved_parameters(fitted: Mapping[str, OpenLayer], layers: Mapping[str, OpenLayer]) -> dict[str, Array]:
@@ -176,7 +169,7 @@ def _refuse_layers(fitted: Mapping[str, OpenLayer], got: Collection[str]) -> NoR
 
 
 class StreamingBound(ELBO):
-    r"""The bound of new rows, where what earlier rows said of a layer is the ratio of its posterior to its prior.
+    r"""The bound of new rows; the ratio of a layer's posterior to its prior replaces the likelihood of earlier rows.
 
     .. math:: \mathcal L = E_q[\log p(y_\mathrm{new} \mid f)] - \sum_\ell \mathrm{KL}[q(v^\ell) \,\|\, p(v^\ell)]
               + \lambda \sum_\ell E_q\Bigl[\log \frac{q_\mathrm{old}(u^\ell)}{p_\mathrm{old}(u^\ell)}\Bigr], \qquad
@@ -207,7 +200,7 @@ class StreamingBound(ELBO):
 
 @dataclasses.dataclass(frozen=True)
 class Continued:
-    """How a fit goes on.
+    """The settings of a continued fit.
 
     Args:
         num_steps: steps of the optimiser.
@@ -306,9 +299,7 @@ class Continued:
         own = sorted(name for name, site in sites.parameters.items() if site.per_row)
         if own and not self.moves:
             raise expected(
-                "parameters that all rows share",
-                f"{own[0]!r} with values of every row",
-                "call dgp.update, which learns those of the new rows",
+                "parameters that all rows share", f"{own[0]!r} with values of every row", "call dgp.update instead"
             )
 
 

@@ -1,4 +1,4 @@
-"""The layers of a fitted program with their posteriors: what is left of the data of a fit."""
+"""The layers of a fitted program with their posteriors, which represent the data of the fit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["FittedLayer", "OpenLayer", "fitted_layers", "functions_of", "open_la
 
 
 class OpenLayer(NamedTuple):
-    """A layer of a program as a run of its guide and model opens it.
+    """A layer in a run of guide and model.
 
     Args:
         function: its random function, with q(v) integrated where there is a ``belief``.
@@ -173,15 +173,12 @@ def _belief(site: Message) -> Belief | None:
 
 
 def _require_known(drawn: Message, site: Message, program: ProgramFacts) -> None:
-    """Refuse a site that all rows share, and whose posterior in the fit is of another kind."""
+    """Raise for a shared site whose posterior in the fit is not a point."""
     name, kind = site["name"], site_kind(site)
     expect(
         kind != "exact",
         "layers with inducing points",
-        (
-            f"values of a process without (inducing=None or dgp.Neighbours) at {name!r}, which are those "
-            "of the rows of the fit"
-        ),
+        f"values without (inducing=None or dgp.Neighbours) at {name!r}, for rows of the fit only",
         "give the layer dgp.Points(Z)",
     )
     if not program.is_shared(site):
@@ -196,7 +193,7 @@ def _require_known(drawn: Message, site: Message, program: ProgramFacts) -> None
         )
     elif not isinstance(fn, dist.Delta):
         raise expected(
-            "points for what all rows share beside the layers",
+            "points for shared sites other than the layers",
             f"a posterior at {name!r}",
             "fit with other=dgp.guides.Delta(), the default, or make it a numpyro.param",
         )

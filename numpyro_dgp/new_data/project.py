@@ -1,4 +1,4 @@
-"""``project``: latents of new rows under a fit that stays as it is."""
+"""``project``: infer the latents of new rows under a fixed fit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def project(
     progress_bar: bool = True,
     **kwargs: Any,
 ) -> Posterior:
-    r"""Posteriors of the latents of new rows, as those of unseen y in a GPLVM; the fit itself stays as it is.
+    r"""Infer the latents of new rows, as for unseen y in a GPLVM, under a fixed fit.
 
     Of every new row it maximises
 

@@ -1,4 +1,4 @@
-"""``update``: a fitted program goes on with new rows, and forgets those of the fit."""
+"""``update``: continue a fitted program with new rows, without the rows of the fit."""
 
 from __future__ import annotations
 
@@ -32,25 +32,24 @@ def update(
     progress_bar: bool = True,
     **kwargs: Any,
 ) -> Posterior:
-    r"""A fitted program goes on with new rows; the rows of the fit are not needed any more.
+    r"""Continue a fitted program with new rows; the rows of the fit are no longer needed.
 
-    What the earlier rows said of a layer is in its posterior: the ratio of q(u) to the prior p(u), of the function
-    values u = f(Z) at the inducing inputs and with the hyperparameters of the fit, stands for their likelihood. With
-    it the bound of the new rows is
+    The posterior of a layer represents the earlier rows: the ratio of q(u) to the prior p(u), for the function values
+    u = f(Z) at the inducing inputs and with the hyperparameters of the fit, replaces their likelihood. The bound of
+    the new rows is
 
     .. math:: \mathcal L = E_q[\log p(y_\mathrm{new} \mid f)] - \sum_\ell \mathrm{KL}[q(v^\ell) \,\|\, p(v^\ell)]
               + \lambda \sum_\ell E_q\Bigl[\log \frac{q_\mathrm{old}(u^\ell)}{p_\mathrm{old}(u^\ell)}\Bigr] .
 
-    Where one layer has a Gaussian likelihood, and hyperparameters and inducing points stay, this is the posterior of
-    all rows, and their order does not matter. In all other cases it is an approximation: the rows of the fit cannot be
-    looked at again with other hyperparameters, and of a deep program every layer is remembered by itself.
+    For one layer with a Gaussian likelihood and unchanged hyperparameters and inducing points this is the posterior of
+    all rows, in any order. In all other cases it is an approximation: the rows of the fit cannot be re-evaluated with
+    other hyperparameters, and the layers of a deep program are represented independently.
 
-    Everything is learned on: hyperparameters, inducing inputs that are learned, q(v) of all layers. Rows have latents
-    of their own. :func:`condition` leaves hyperparameters as they are.
+    All parameters continue to be optimised: hyperparameters, learned inducing inputs, q(v) of all layers. Latents are
+    those of the new rows. :func:`condition` keeps hyperparameters fixed.
 
-    Other inducing points come with ``guide=``, of the same program with another ``dgp.Points(Z)``, more of them or
-    fewer. Then q(v) starts as what the fit says of the function there, and inputs that are learned start where the
-    program says.
+    To change the inducing points, pass ``guide=`` for the same program with another ``dgp.Points(Z)``. Then q(v)
+    starts at the posterior of the fit there, and learned inducing inputs start at the Z of the program.
 
     Args:
         posterior: the fitted program, with a guide of this package under which every layer has a Gaussian q(v) by
@@ -62,8 +61,8 @@ def update(
         optimizer: of optax or NumPyro; by default ``optim.NaturalGradient(guide, 0.1, optax.adam(0.01))`` where the
             last layers have Gaussian parameters, and else ``optax.adam(0.01)``.
         guide: another guide, of the program to go on with; by default that of the fit.
-        memory: :math:`\lambda`, above 0 and up to 1: how much what is known counts. With 0.9, rows that came k updates
-            ago count :math:`0.9^k` times, so that a function that changes is followed.
+        memory: :math:`\lambda` in (0, 1], the weight of earlier rows. With 0.9, rows of k updates ago have the weight
+            :math:`0.9^k`, so that a function that changes over time is followed.
         num_particles: draws of the hidden layers in a step.
         progress_bar: show a progress bar.
         **kwargs: keyword arguments of the model.
@@ -72,8 +71,8 @@ def update(
         The posterior of the program after the new rows, for predictions or the next update.
 
     Raises:
-        ValueError: a posterior without a guide of this package; posteriors of layers that are no Gaussians by
-            themselves, or of hyperparameters that are no points; a guide of a program with other layers; no
+        ValueError: a posterior without a guide of this package; layers whose posteriors are not independent Gaussians,
+            or hyperparameters whose posteriors are not points; a guide of a program with other layers; no
             observations; whatever ``dgp.fit`` raises.
 
     Example:

@@ -1,6 +1,6 @@
 r"""Natural gradients for Gaussian posteriors, together with any optax optimiser for the other parameters.
 
-Seven ways to write a Gaussian as a pair of arrays, and the natural gradient in each.
+There are seven coordinate systems of a Gaussian, with the natural gradient in each.
 
 A Gaussian :math:`N(m, \Sigma)` over n numbers, in batches of any shape, as a pair of arrays (..., n) and (..., n, n):
 
@@ -14,10 +14,8 @@ A Gaussian :math:`N(m, \Sigma)` over n numbers, in batches of any shape, as a pa
 ``"expectation"``     :math:`m,\; \Sigma + m m^\top`
 ====================  =======================================================  =====================================
 
-With ``diagonal=True`` both arrays have one shape, every number is a Gaussian of its own, and the same formulas hold
-number by number.
-
-Which posteriors of a guide are Gaussian, and under which names it has their parameters, its records say.
+With ``diagonal=True`` both arrays have one shape, entries are independent Gaussians, and the formulas hold elementwise.
+The records of a guide name its Gaussian posteriors and their parameters.
 
 Source: Salimbeni (2020), chapter 3.
 """
@@ -177,7 +175,8 @@ def natural_step(
     r"""One step along the natural gradient from N(m, R R'), in units of that Gaussian itself.
 
     With :math:`v = m + R \epsilon` the Gaussian over :math:`\epsilon` is standard normal, whatever m and R: nothing is
-    ill-conditioned and no digits are lost where :math:`\Sigma` is small beside m. Natural gradients do not change under
+    ill-conditioned and no digits are lost where :math:`\Sigma` is small compared with m. Natural gradients do not
+    change under
     such a map, and a straight line in the coordinates of :math:`\epsilon` is one in those of v for ``"mean/sqrt"``,
     ``"mean/cov"``, ``"natural"`` and ``"expectation"``. In the three others a step differs from one in the coordinates
     of v by terms of second order.
@@ -333,7 +332,7 @@ def _require_step_size(schedule: Schedule, step: int) -> None:
 
 
 def log_linear(initial: float, final: float, steps: int) -> optax.Schedule:
-    r"""A ramp of step sizes, which changes by the same factor in every step.
+    r"""A schedule of step sizes that changes by the same factor in every step.
 
     .. math:: \gamma_i = \mathrm{initial}\, (\mathrm{final} / \mathrm{initial})^{\min(i / \mathrm{steps},\, 1)}
 
@@ -501,10 +500,7 @@ class NaturalGradient(_NumPyroOptim):
             raise expected(
                 "names of sites with Gaussian posteriors",
                 f"sites={self.sites!r}",
-                (
-                    f"the guide has {sorted(found) or 'none'}: give the site guides.Full() or Diagonal(), or "
-                    "train by an optax optimiser alone"
-                ),
+                f"the guide has {sorted(found) or 'none'}: give the site guides.Full() or Diagonal(), or use optax",
             )
 
     def _init(self, params: Params) -> State:
@@ -544,11 +540,7 @@ def _with_mean_and_scale(params: Params, prefix: str) -> list[str]:
 
 
 def _without_a_loss(step: Array, gradient: Params, state: State) -> NoReturn:
-    raise expected(
-        "to be used by SVI, whose loss tells it which parameters are Gaussians",
-        "a call of update",
-        "call eval_and_update(loss, state)",
-    )
+    raise expected("to be used by SVI", "a call of update", "call eval_and_update(loss, state)")
 
 
 def _step(

@@ -1,4 +1,4 @@
-"""Helpers of the figures: axes to draw into, their figure, a mean with its band."""
+"""Helpers of the figures: axes, and a mean with its band."""
 
 from __future__ import annotations
 
@@ -50,12 +50,7 @@ def pair(data: tuple[ArrayLike, ArrayLike]) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         ValueError: other data.
     """
-    expect(
-        isinstance(data, tuple | list) and len(data) == 2,
-        "data to be the pair (x, y)",
-        type(data).__name__,
-        "data=(x, y)",
-    )
+    expect(isinstance(data, tuple | list) and len(data) == 2, "data to be a pair (x, y)", type(data).__name__, "(x, y)")
     x = known("x of data", data[0], None)
     return x, known("y of data", data[1], len(x))
 

@@ -218,16 +218,13 @@ def _moments(prediction: Mixture) -> tuple[np.ndarray, np.ndarray]:
         prediction,
         Mixture,
         "a dgp.densities.Mixture",
-        "posterior.predict(key, X) gives one, of one Gaussian per input it is "
-        "dgp.densities.Mixture(mean[None], variance[None])",
+        "posterior.predict(key, X), or of one Gaussian per input Mixture(mean[None], variance[None])",
     )
     mean, variance = np.asarray(prediction.mean), np.asarray(prediction.variance)
     require_finite("prediction", mean, "check the fit: NaN in its losses?")
     if not (variance >= 0).all():
         raise expected(
-            "variances of at least zero",
-            f"{np.nanmin(variance):.3g}",
-            "a Mixture has variances, not logarithms or deviations",
+            "variances of zero or more", f"{np.nanmin(variance):.3g}", "not logarithms or standard deviations"
         )
     return mean, np.sqrt(variance)
 

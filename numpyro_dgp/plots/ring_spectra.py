@@ -69,7 +69,7 @@ def ring_spectra(
         len(ring.sizes) == 1,
         "a ring of one dimension",
         len(ring.sizes),
-        "of an additive kernel show the terms one by one, on ring.on((d,))",
+        "show additive kernels term by term, on ring.on((d,))",
     )
     M = ring.sizes[0]
     values = None if values is None else known_numbers("values of plots.ring_spectra", values)
@@ -77,9 +77,9 @@ def ring_spectra(
         require_noise(noise)
     if values is not None and (np.ndim(values) not in (1, 2) or np.shape(values)[-1] != M):
         raise expected(
-            f"values at all {M} points of the grid, ({M},) or (S, {M})",
+            f"values at all {M} grid points, ({M},) or (S, {M})",
             f"shape {np.shape(values)}",
-            "ask the posterior at ring.points()",
+            "predict at ring.points()",
         )
     if values is not None:
         require_finite("values of plots.ring_spectra", values, "check the fit: NaN in its losses?")

@@ -129,5 +129,5 @@ def _require(kind: type[Any], found: Any, reference: Any) -> None:
         raise expected(
             f"a reference with the columns {', '.join(found.names)}",
             ", ".join(reference.names),
-            f"call {function} with the same inputs for both",
+            f"call {function} with these inputs",
         )

@@ -1,5 +1,5 @@
-"""Running a program once per draw, in blocks of draws; random numbers of single rows; draws of whole functions; the
-values that a draw or parameters give to sites.
+"""Runs of a program once per posterior sample: blocks of samples, random numbers per row, draws of whole functions, and
+the values of sites in a sample.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 def over_draws(function: Callable[..., Any], draws: Any, rows: int, dtype: Any, *, every: bool = True) -> Any:
-    """``function(*draw)`` for every draw, in blocks of draws so small that intermediate results stay in cache.
+    """``function(*draw)`` for every draw, in blocks small enough that intermediate results stay in the cache.
 
     Where the results do not depend on the draws, as those of one layer whose posterior is integrated, they are computed
     once.
@@ -77,8 +77,8 @@ def hidden_values(sites: Trace) -> dict[str, Array]:
 
 
 class BatchKeys(Messenger):
-    """Gives a seeded program the random numbers of one batch of rows: in the plates of the rows others for every batch,
-    and elsewhere the same ones, so that all batches share one draw of what their rows share.
+    """Random numbers of one batch of rows: different ones for every batch inside the plates of the rows, the same ones
+    elsewhere, so that all batches share one draw of the shared sites.
 
     Args:
         fn: the program, seeded with one key for all batches.
@@ -136,7 +136,7 @@ class IndependentDraws(Everywhere):
 
 
 def over_all_rows(program: Callable[..., Any], _: Trace | None = None) -> Callable[..., Any]:
-    """``program``, which may not predict for a random part of the inputs (a plate that subsamples)."""
+    """``program`` without subsampling: predictions are for all rows of the inputs."""
     return require(WHOLE_DATA, fn=program)
 
 
@@ -170,7 +170,7 @@ class DrawFunctions(Messenger):
 
 
 class Target(NamedTuple):
-    """What a prediction is of.
+    """The site that is predicted, and its plates.
 
     Args:
         site: the observed site; ``None`` where no single one is asked for.
@@ -188,7 +188,7 @@ class Target(NamedTuple):
 def given_draw(
     sample: Mapping[str, Any], source: str, structure: ProgramFacts, target: Target
 ) -> Callable[[Message], Any]:
-    """From a site of a program to its value in a draw, ``None`` for sites that the program draws at these rows.
+    """The value of a site in a draw; ``None`` for sites that the program draws at these rows.
 
     Args:
         sample: values by site.
@@ -215,10 +215,7 @@ def given_draw(
             raise expected(
                 f"each draw of {name!r} to have shape {msg['fn'].shape()}",
                 jnp.shape(sample[name]),
-                (
-                    "draws of several chains go along one axis, as in mcmc.get_samples(); values of single data "
-                    "need the data of the fit"
-                ),
+                "join chains along one axis, mcmc.get_samples(); values per datum need the data of the fit",
             )
         return sample[name]
 
@@ -226,7 +223,7 @@ def given_draw(
 
 
 def without_value(source: str, missing: set[str], given: Iterable[str]) -> ValueError:
-    """That parameters or draws lack the value of a shared site."""
+    """The error where parameters or draws lack the value of a shared site."""
     return ValueError(
         f"Posterior: expected {source} with a value for every site that all data share, got none for "
         f"{with_nearest(missing, given)}: without one it would be drawn from its prior; is it the model of the fit?"

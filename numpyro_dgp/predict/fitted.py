@@ -1,9 +1,9 @@
-"""What a fit left behind, parameters or draws, checked against the program that asks for it.
+"""A fitted program: parameters or posterior samples, validated against the model.
 
-A ``numpyro.param`` without a value would take its initial value, and a site without a draw would be drawn from its
-prior: each would be a prediction of something that was never fitted.
+A ``numpyro.param`` without a value would take its initial value, and a site without a sample would be drawn from its
+prior: predictions would then be those of a program that was never fitted.
 
-Processes without inducing values at new rows: given their values at the rows of a fit.
+Processes without inducing values are predicted at new rows given their values at the rows of the fit.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def known_values(sites: Trace) -> dict[str, ValuesOfFit]:
 
 
 class Conditioned(Messenger):
-    """Gives exact processes at new rows their distribution given values at other rows, row by row.
+    """Condition exact processes at new rows on their values at other rows, row by row.
 
     What was observed with noise is a ``Likelihood`` of the function, with this noise.
 
@@ -135,7 +135,7 @@ def _noisy(noise: ArrayLike, outputs: int | None) -> Callable[[Array], dist.Dist
 
 @dataclasses.dataclass(frozen=True)
 class Options(Checked):
-    """How a posterior predicts, the same in all of its methods.
+    """Options of predictions, shared by all methods of a posterior.
 
     Args:
         num_samples: S, draws of the latent variables; ``None`` for the default of each method.
@@ -151,7 +151,7 @@ class Options(Checked):
     progress_bar: bool = flag(True, "False for none")
 
     def using(self, num_samples: int | None, batch_size: int | None, progress_bar: bool | None) -> Options:
-        """These options with those in place that are not ``None``."""
+        """These options, updated by those that are not ``None``."""
         given: dict[str, Any] = {"num_samples": num_samples, "batch_size": batch_size, "progress_bar": progress_bar}
         return dataclasses.replace(self, **{name: value for name, value in given.items() if value is not None})
 
@@ -192,7 +192,7 @@ class Fit:
         return [self]
 
     def on(self, *args: Any, **kwargs: Any) -> Self:
-        """The same fit together with its data, ``posterior.on(X, y)``, from which exact processes are predicted.
+        """The same fit with its data, ``posterior.on(X, y)``, on which exact processes are conditioned.
 
         Values of a layer with ``inducing=None`` at new rows depend on those at the rows of the fit. Given each draw of
         hyperparameters and, where they are not observed, of these values, they have the closed form of
@@ -227,7 +227,7 @@ class Fit:
         call = inspect_call(found._with_parameters(), None, *data)
         if call.predicted or not call.candidates:
             raise expected(
-                "the data of the fit, observations included",
+                "the data of the fit with observations",
                 f"none of {', '.join(map(repr, call.predicted))}",
                 "posterior.on(X, y)",
             )
@@ -242,7 +242,8 @@ class Fit:
         return substituted
 
     def _known(self, key: Array, values: Mapping[str, Any]) -> tuple[dict[str, ValuesOfFit], Trace]:
-        """Values of exact processes at the rows of the fit given a draw of the rest, and the run that they are from."""
+        """Values of exact processes at the rows of the fit given a draw of the other sites, and the run that gave
+        them."""
         assert self.data is not None
         args, kwargs = self.data
         sites = handlers.trace(handlers.substitute(self.seeded(self.model, key), data=dict(values))).get_trace(
@@ -252,7 +253,7 @@ class Fit:
 
     @apart()
     def call(self, args: Any, kwargs: Any, or_of_fit: bool = False) -> Call:
-        """What a call at new inputs predicts; raises for a call that is not one.
+        """Analyse a call at new inputs; raises for invalid calls.
 
         Args:
             args: arguments of the program.
@@ -330,7 +331,7 @@ class Fit:
         return trace_over_all_rows(handlers.substitute(seeded, substitute_fn=source), args, kwargs)
 
     def _require_shared(self, drawn: Trace, sites: Trace, target: Target, args: Any, kwargs: Any) -> None:
-        """Raise if the model has drawn a site that all data share from its prior, since the guide has none."""
+        """Raise if the model has drawn a shared site from its prior because the guide lacks it."""
         here = structure(sites)
         left = {
             name
@@ -377,12 +378,12 @@ class Fit:
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether an argument of the model is data: a table, or an array, of a single number too, as traced numbers are."""
+    """Whether an argument of the model is data: a table or an array, also of a single number."""
     return bool(np.ndim(leaf)) or isinstance(leaf, jax.Array | np.ndarray)
 
 
 def as_data(leaf: Any) -> Any:
-    """An argument of the model: a table as an array, a number or an object as it is."""
+    """An argument of the model with tables converted to arrays; other objects are unchanged."""
     expect(
         all(isinstance(n, int) for n in np.shape(leaf)),
         "a number of rows",
@@ -436,7 +437,7 @@ def _require_no_options(model: Callable[..., Any], kwargs: Mapping[str, Any]) ->
 
 
 def require_fit(model: Any, guide: Any, params: Any, samples: Any, site: Any) -> None:
-    """Raise unless the arguments of ``Posterior`` are of the kinds that it takes."""
+    """Raise unless the arguments of ``Posterior`` have the right types."""
     expect(callable(model), "the model, a function", type(model).__name__, "Posterior(model, guide, params)")
     if (guide is None) == (samples is None):
         raise expected(
@@ -456,9 +457,9 @@ def require_fit(model: Any, guide: Any, params: Any, samples: Any, site: Any) ->
         raise expected("params, a dict of parameters by name", type(params).__name__, f"pass {has}")
     expect(
         samples is None or isinstance(samples, Mapping),
-        "samples, a dict of draws by site",
+        "samples, a dict of draws",
         type(samples).__name__,
-        "pass mcmc.get_samples()",
+        "mcmc.get_samples()",
     )
     expect(site is None or isinstance(site, str), "site to be the name of a site", type(site).__name__, "site='y'")
     if samples is not None:
@@ -479,20 +480,18 @@ def require_draws(samples: Mapping[str, Any], sites: Trace) -> None:
 
 
 def require_single_values(guide: Any) -> None:
-    """Raise if a guide has several weighted values of latents at the rows of the fit, of which none is the one."""
+    """Raise if a guide has several weighted values of latents at the rows of the fit, so that no single value
+    exists."""
     if (config := adapted(guide).config) is not None and config.has_weights:
         raise expected(
             "a call without observations",
-            "those of the fit with a guide that has several weighted values of every latent",
-            (
-                "leave the observations out, posterior.layers(key, X), for latents from their prior, or draw "
-                "those of the fit's rows, guide.sample_posterior(key, params, X, y)"
-            ),
+            "the data of the fit with a guide that has several weighted values of every latent",
+            "posterior.layers(key, X) for new rows, guide.sample_posterior(key, params, X, y) for those of the fit",
         )
 
 
 def require_rules(guide: Any, params: Mapping[str, Any], sites: Trace) -> None:
-    """Raise if there are parameters for a site whose rule in ``guide`` has none; warn if for no site of the program."""
+    """Raise if there are parameters for a site whose rule in ``guide`` has none; warn of parameters of no site."""
     if (config := adapted(guide).config) is None:
         return
     found = {name: site for name, site in sites.items() if site["type"] == "sample"}

@@ -37,28 +37,27 @@ __all__ = ["Posterior"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Posterior(Fit):
-    """A fitted program: a model with a guide and its parameters, or with draws from MCMC.
+    """A fitted program: a model with a guide and its parameters, or with posterior samples of MCMC.
 
-    Its methods take what all data share from the fit, and predict at the rows of the arguments. What has one value per
-    row there (hidden layers, latents) is drawn by the program given the shared values, with a guide as with draws of
-    MCMC. This also holds for the rows of the fit, and for rows at which another site is observed, with a warning. Draws
-    of the latents of the fit's own rows are ``guide.sample_posterior(key, params, X, y)``. Latents in plates that the
-    predicted site is not in, such as those of another source of data, have their posterior if the call observes that
-    source as the fit did, and otherwise their prior, with a warning.
+    Methods take the sites that all data share from the fit, and predict at the rows of their arguments. Sites with one
+    value per row (hidden layers, latents) are drawn by the program given the shared values, also at the rows of the
+    fit; posterior draws of latents at the rows of the fit are ``guide.sample_posterior(key, params, X, y)``. Latents in
+    plates without the predicted site, such as those of another source of data, are drawn from their posterior if the
+    call observes that source as the fit did, and otherwise from their prior, with a warning.
 
     Args:
         model: the program.
         guide: its guide. From guides of other packages, such as NumPyro's autoguides, sites with one value per datum
             are ignored, as from ``samples``.
         params: parameters, from ``svi_result.params``.
-        samples: draws of the latent sites, from ``mcmc.get_samples()`` or ``guide.sample_posterior``, instead of a
-            guide. Sites with one value per datum are ignored: at new inputs the program draws them.
+        samples: posterior samples of the latent sites, from ``mcmc.get_samples()`` or ``guide.sample_posterior``,
+            instead of a guide. Sites with one value per datum are ignored: at new inputs the program draws them.
         site: the observed site; needed only when it is not a ``Likelihood``, or when there are several.
-        data: arguments of the fit; :meth:`on` gives them.
-        options: numbers of draws and of rows; :meth:`using` gives them.
+        data: arguments of the fit, set by :meth:`on`.
+        options: numbers of draws and of rows, set by :meth:`using`.
 
     Raises:
-        ValueError: neither a guide nor samples, or both; or something else than a dict as params or samples.
+        ValueError: neither a guide nor samples, or both; params or samples that are not a dict.
 
     Example:
         >>> import jax, optax
@@ -81,13 +80,13 @@ class Posterior(Fit):
 
     @cached_property
     def _predictor(self) -> Predictor:
-        """Its programs go with this object; what they compile to is shared with others."""
+        """The predictor of this object; compiled code is shared between posteriors."""
         return Predictor(self)
 
     def using(
         self, *, num_samples: int | None = None, batch_size: int | None = None, progress_bar: bool | None = None
     ) -> Self:
-        """The same posterior with other options, ``posterior.using(num_samples=500).predict(key, X)``.
+        """A copy with other options, ``posterior.using(num_samples=500).predict(key, X)``.
 
         They hold for all of its predictions. Compiled programs are shared by both, so that it costs nothing.
 
@@ -119,7 +118,7 @@ class Posterior(Fit):
         return found
 
     def predict(self, key: Array, *args: Any, X_variance: ArrayLike | None = None, **kwargs: Any) -> Mixture:
-        """Moments of y at new inputs, a mixture over draws.
+        """Mean and variance of y at new inputs, a mixture over posterior samples.
 
         Where y is Gaussian given each draw, the mixture has quantiles; where it is not, only a mean and a variance, and
         :meth:`quantile` has quantiles.
@@ -148,7 +147,7 @@ class Posterior(Fit):
     def log_density(
         self, key: Array, y: ArrayLike, *args: Any, X_variance: ArrayLike | None = None, **kwargs: Any
     ) -> Array:
-        """Log predictive density of each observation, log mean over draws: shape (N,).
+        """Log predictive density of each observation, the log of the mean over posterior samples: shape (N,).
 
         Args:
             key: PRNG key.
@@ -165,7 +164,7 @@ class Posterior(Fit):
         return self._predictor(_DENSITIES, key, self.options, (jnp.asarray(y), *args), kwargs, X_variance)
 
     def probs(self, key: Array, *args: Any, X_variance: ArrayLike | None = None, **kwargs: Any) -> Array:
-        r"""Probabilities of the K labels of y at new inputs, averaged over draws: shape (N, K).
+        r"""Probabilities of the K labels of y at new inputs, averaged over posterior samples: shape (N, K).
 
         .. math:: p(y_n = k) = \tfrac1S \sum_s E[p(y_n = k \mid v_n) \mid s]
 
@@ -202,7 +201,7 @@ class Posterior(Fit):
         return self._predictor(_PROBABILITIES, key, self.options, args, kwargs, X_variance)
 
     def sample(self, key: Array, *args: Any, **kwargs: Any) -> Array:
-        """Draws of y at new inputs, one for every draw of the latent variables: shape (S, N, ...).
+        """Draws of y at new inputs, one per posterior sample: shape (S, N, ...).
 
         Draws at different inputs are independent: use them for the distribution at each input, not for curves.
 
@@ -219,7 +218,7 @@ class Posterior(Fit):
     def quantile(
         self, key: Array, q: ArrayLike, *args: Any, X_variance: ArrayLike | None = None, **kwargs: Any
     ) -> Array:
-        """Quantiles of y at new inputs, entry by entry, for any distribution of y on a line.
+        """Quantiles of each entry of y at new inputs, for any real-valued y.
 
         They are those of the mixture over draws: in closed form where y is Gaussian given each draw, or one of a few
         labels in order. Else they are quantiles of 50 draws of y for each of the S draws, values that y can take:

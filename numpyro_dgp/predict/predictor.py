@@ -1,25 +1,20 @@
-r"""Predictions of a fit: one run of the program per draw, at the rows of a call, compiled.
+r"""Predictions of a fit: one compiled run of the program per posterior sample, at the rows of a call.
 
-Which arguments of a prediction have one value per row, and whether rows are predicted independently of each other.
+**Independent rows.** The program is traced on shapes at two small numbers of rows, and
+:mod:`numpyro_dgp.jaxprs.row_by_row` compares the two: this finds the arguments with one value per row, and whether rows
+are predicted independently of each other.
 
-The program runs on shapes, at two small numbers of rows; :mod:`numpyro_dgp.jaxprs.row_by_row` compares the two.
+**Padding and batches.** A compiled program is for one number of rows. Where rows are independent, inputs are padded to
+one of a few sizes with copies of the last row, whose predictions are dropped, or they are predicted in batches.
 
-Rows of a prediction, filled up to one of a few numbers of rows, or taken a batch at a time.
-
-A compiled program is for one number of rows. Where rows are predicted independently of each other
-(:mod:`numpyro_dgp.jaxprs.row_by_row`), one program serves many numbers: the last row is repeated, and what is
-predicted for the copies is dropped.
-
-Predictions at inputs that are known with an error.
-
-Where the inputs are normal around X with variances V, the prediction is a mixture over them too. The draw s of the
-latent variables sees
+**Uncertain inputs.** Where the inputs are normal around X with variances V, the prediction is a mixture over them too.
+Posterior sample s has the inputs
 
 .. math:: x_{snd} = X_{nd} + \sqrt{V_{nd}}\, \Phi^{-1}\bigl((t_{sd} + u_d) \bmod 1\bigr), \qquad
           u_d \sim \mathrm{Uniform}[0, 1]
 
-with points t of Sobol's sequence: at every row inputs are normal, and S draws cover their distribution evenly. All rows
-share the same S points, so that a row is predicted alike alone and in company, and predictions are smooth in X.
+with points t of Sobol's sequence, which cover the distribution of the inputs evenly. All rows share the same S points,
+so the prediction of a row does not depend on the other rows, and predictions are smooth in X.
 
 Source: Girard et al. (2003) for the prediction; Cranley and Patterson (1976) for the points.
 """
@@ -70,7 +65,7 @@ _QUARTERS = 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40
 
 
 class Quantity(NamedTuple):
-    """What is predicted.
+    """A predicted quantity.
 
     Args:
         of_draw: a function of :mod:`~numpyro_dgp.predict.quantities`.
@@ -100,7 +95,7 @@ class Quantity(NamedTuple):
 
 
 class RowLayout(NamedTuple):
-    """Where the rows of a prediction are.
+    """The axes of the rows in the arguments and results of a prediction.
 
     Args:
         total: the number of rows, N.
@@ -118,7 +113,7 @@ class RowLayout(NamedTuple):
 
     @property
     def are_found(self) -> bool:
-        """Whether the results have these rows too: an argument with one row may be a table of one row."""
+        """Whether the results have these rows too; an argument with one row may also be a table with one row."""
         return not self.results or any(axis is not None for axis in self.results)
 
     def take(self, arrays: Sequence[Any], start: int = 0) -> list[Any]:
@@ -128,7 +123,7 @@ class RowLayout(NamedTuple):
 
 
 def round_up(count: int) -> int:
-    """The number of rows that ``count`` rows are filled up to: round numbers, above 100 at most a quarter more.
+    """The padded number of rows for ``count`` rows: round numbers, above 100 at most a quarter more.
 
     Example:
         >>> [round_up(n) for n in (1, 3, 9, 200, 301, 1000, 10_001)]
@@ -141,7 +136,7 @@ def round_up(count: int) -> int:
 
 
 def filled(run: Callable[..., Any], arrays: Sequence[Any], rows: RowLayout) -> Any:
-    """``run(arrays, None)``, run at more rows."""
+    """``run(arrays, None)`` with padded rows."""
     found, tree = jax.tree.flatten(run(rows.take(arrays), None))
     # Slices of arrays in NumPy need no program for every number of rows.
     kept = [_slice(np.asarray(value), axis, rows.total) for value, axis in zip(found, rows.results, strict=True)]
@@ -149,7 +144,7 @@ def filled(run: Callable[..., Any], arrays: Sequence[Any], rows: RowLayout) -> A
 
 
 def in_batches(run: Callable[..., Any], arrays: Sequence[Any], rows: RowLayout, progress_bar: bool) -> Any:
-    """``run(arrays, b)`` of every batch b of rows, put together in host memory.
+    """``run(arrays, b)`` for every batch b of rows, concatenated in host memory.
 
     Args:
         run: from arguments and the number of the batch to results.
@@ -195,7 +190,7 @@ _Traced = tuple[Any, list[DrawnSite]]
 
 
 class IndependentRows:
-    """Whether rows of a prediction are independent of each other, and at which numbers of rows it is the same program.
+    """Whether rows of a prediction are independent, and for which numbers of rows the program is the same.
 
     Args:
         run: from a key, one draw of MCMC and the arguments to the prediction.
@@ -223,7 +218,7 @@ class IndependentRows:
             self.rows = self._compare(more)
 
     def at(self, count: int) -> bool:
-        """Whether the program does the same at this number of rows as at others, as far as this can be seen."""
+        """Whether the program, as far as tracing shows, is the same at this number of rows."""
         if count > ALL_COMPARED or count in _SIZES_TRIED:
             return True
         if count not in self._compared:
@@ -299,11 +294,7 @@ def at_uncertain_inputs(
             "one variance for all, for every column (D,), every row (N, 1), or every entry (N, D)",
         ) from None
     if violated(lambda v: (v >= 0) & (v < np.inf), variance):
-        raise expected(
-            "X_variance to be finite and not negative",
-            f"{float(variance.min())} as the smallest",
-            "it is the square of the error, 0 for none",
-        )
+        raise expected("X_variance of 0 or more", f"{float(variance.min())}", "the squared error, 0 for none")
     columns = X.shape[1:]
     points = sobol_points(1 << (num_samples - 1).bit_length(), 0, math.prod(columns))[:num_samples]  # t (S, D)
     shift = jax.random.uniform(jax.random.fold_in(key, 0), points.shape[1:], X.dtype)  # u
@@ -342,7 +333,7 @@ _TRIED = 10
 
 
 class _Program(NamedTuple):
-    """What one compiled program predicts.
+    """The key of one compiled program.
 
     Args:
         quantity: what is predicted.
@@ -367,7 +358,7 @@ class _Program(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What a call of the program with arguments of these shapes predicts.
+    """The analysis of a call with arguments of these shapes.
 
     Args:
         site: the observed site, if it is one.
@@ -401,7 +392,7 @@ class Predictor:
     def __call__(
         self, quantity: Quantity, key: Array, options: Options, args: Any, kwargs: Any, X_variance: Any = None
     ) -> Any:
-        """The quantity of S draws.
+        """The quantity for S posterior samples.
 
         Args:
             quantity: what is predicted.
@@ -412,8 +403,8 @@ class Predictor:
             X_variance: variances of the inputs; ``None`` where they are known.
 
         Raises:
-            ValueError: an option among the arguments; what the program says of these values where it runs without being
-                compiled, if a check of its fails or it predicts NaN.
+            ValueError: an option among the arguments; a check of the program that fails for these values, or NaN in
+                its predictions (the program then runs again without compilation, which gives the error).
         """
         num_samples, samples = self._samples(quantity, options)
         args, kwargs = jax.tree.map(as_data, (args, kwargs))
@@ -474,13 +465,9 @@ class Predictor:
         else:
             _shapes_of(run, arrays, None)  # raises what is wrong with the call itself
             raise expected(
-                "rows that are predicted independently of each other with batch_size=",
-                "a program in which they are not known to be",
-                (
-                    "joint values (f.joint, exact layers), rows that are added up or compared, sites outside the "
-                    "plate of the rows, arguments in which rows are not the first axis, or numbers computed from "
-                    "how many rows there are: leave batch_size out"
-                ),
+                "rows predicted independently for batch_size=",
+                "a program whose rows may depend on each other",
+                "leave batch_size out; look for f.joint, exact layers, sums over rows, or sites outside the plate",
             )
         if not any(map(_is_float, jax.tree.leaves(found))):  # labels and counts cannot be NaN
             whole = partial(_predicted, self.fit, name)
@@ -568,8 +555,8 @@ class Predictor:
         sizes: tuple[int, ...],
         batch_size: int | None,
     ) -> RowLayout | None:
-        """Where the rows of a call are that runs at another number of rows, if they are predicted independently and may
-        be moved to the host. With ``batch_size`` a single row is found too."""
+        """The layout of the rows of a call, if they are predicted independently and may be moved to the host. With
+        ``batch_size`` a single row is found too."""
         given = [a for a in arrays if a is not None]
         traced = not is_concrete(given, key, samples) or inside_transformation()
         if traced or (batch_size is None and any(getattr(a, "committed", False) for a in given)):
@@ -613,7 +600,7 @@ def _is_float(leaf: Any) -> bool:
 def _of_draw(
     quantity: Quantity, fit: Fit, target: Target, key: Array, sample: Mapping[str, Array], args: Any, kwargs: Any
 ) -> Any:
-    """The quantity of one draw, of a program that runs by itself wherever the prediction is asked for."""
+    """The quantity for one posterior sample, computed by a program that runs with its own handlers."""
     return quantity.of_draw(*quantity.settings, fit, target, key, sample, args, kwargs)
 
 

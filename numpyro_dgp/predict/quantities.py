@@ -1,4 +1,4 @@
-"""What is predicted from one run of a fitted program: moments, densities, draws, layers, whole functions, quantiles.
+"""Predicted quantities of one run of a fitted program: moments, densities, draws, layers, whole functions, quantiles.
 
 Each function takes the fit, what is predicted, a key, one draw of MCMC and the arguments of the model.
 
@@ -6,7 +6,8 @@ For the function at several inputs together, all functions below the last one ar
 across inputs. The last one stays a distribution: under a Gaussian q(v) its values are jointly Gaussian with v
 integrated out, and otherwise given a draw of v.
 
-Quantiles of y are in closed form where y is Gaussian given each draw or a label, and else those of draws of y.
+Quantiles of y have a closed form where y is a label or Gaussian given each posterior sample; otherwise they are those
+of draws of y.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def moments_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwa
 
 
 def warn_infinite(found: Mixture) -> None:
-    """Warn the caller of a method of ``Posterior`` of moments that do not exist."""
+    """Warn that moments do not exist, at the line that called a method of ``Posterior``."""
     if isinstance(found, MomentsOnly) and is_concrete(found):
         rows = ~np.isfinite(found.variances).all(0)
         if rows.any():
@@ -174,7 +175,7 @@ def observed_distribution(fit: Fit, target: Target, key: Array, sample: Any, arg
 
 
 def is_gaussian(fn: Any) -> bool:
-    """Whether every number of y is Gaussian."""
+    """Whether every entry of y is Gaussian."""
     if is_family(fn, dist.Independent):
         return is_gaussian(unwrap(fn.base_dist))
     if is_likelihood(fn):
@@ -269,7 +270,7 @@ class _Labels(NamedTuple):
     first: Array
 
     def quantile(self, q: np.ndarray) -> Array:
-        """The first label that at most it has at least this probability; the axes of the levels first."""
+        """The first label whose cumulative probability reaches the level; the axes of the levels first."""
         below = self.probabilities.mean(0).cumsum(-1)  # P(y <= k), averaged over draws
         reached = [
             (below < level * below[..., -1:]).sum(-1) for level in q.ravel().tolist()
@@ -284,7 +285,7 @@ class _Draws(NamedTuple):
     y: Array
 
     def quantile(self, q: np.ndarray) -> Array:
-        """The smallest of all draws that at least a part q of them does not exceed: whole for counts."""
+        """The empirical quantile, one of the draws, and therefore an integer for counts."""
         together = jnp.sort(jnp.moveaxis(self.y, 0, -1).reshape(*self.y.shape[1:-1], -1), -1)
         places = [math.ceil(level * together.shape[-1]) - 1 for level in q.ravel().tolist()]  # the ceil(q n)-th of n
         quantiles = jnp.moveaxis(together[..., np.array(places)], -1, 0)
@@ -292,7 +293,7 @@ class _Draws(NamedTuple):
 
 
 def spread_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Mixture | _Labels | _Draws:
-    """What quantiles of y are read off, in one run of the model."""
+    """The representation of y from which quantiles are computed, in one run of the model."""
     run_key, y_key = jax.random.split(key)
     if target.batch is not None:
         y_key = jax.random.fold_in(y_key, target.batch)
@@ -312,7 +313,7 @@ def spread(fn: Any, key: Array) -> Mixture | _Labels | _Draws:
 
 @dataclasses.dataclass(frozen=True)
 class Levels:
-    """From what :func:`spread` gives of all draws to quantiles.
+    """Quantiles from the results of :func:`spread` for all draws.
 
     Args:
         q: the levels, in order.

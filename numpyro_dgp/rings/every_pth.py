@@ -160,14 +160,14 @@ class Subsampled:
         return log_density - 0.5 * N * self.lost_variance() / s2  # less tr(C - B) / (2 s^2)
 
     def evidence(self, y: ArrayLike, noise: ArrayLike) -> Array:
-        """The log evidence itself, of the process that is approximated; arguments and errors as :meth:`bound`."""
+        """The log evidence of the exact process; arguments and errors as :meth:`bound`."""
         y, s2 = self._data(y, noise)
         total, x = self.eigenvalues + s2, self._to_classes(y)
         # sum_k log N(x_k; 0, lambda_k + s^2)
         return -0.5 * (jnp.square(x) / total + jnp.log(2 * math.pi * total)).sum()
 
     def expected_gap(self, noise: ArrayLike) -> Array:
-        r"""How far the bound is below the log evidence on average over data from the model, in nats: O(N).
+        r"""The expected gap between bound and log evidence over data from the model, in nats: O(N).
 
         This is the mean divergence of the approximate posterior from the exact one:
 

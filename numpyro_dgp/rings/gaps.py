@@ -1,4 +1,4 @@
-r"""Observed points of a ring by dense factorisations: of as many rows as points are unobserved, or observed.
+r"""Rings with unobserved points, by dense factorisations over the unobserved or the observed points.
 
 If the rest u of a ring is not observed, the covariance of the observed points follows from the Schur complement in u:
 with :math:`G = (C + \sigma^2 I)^{-1}` on the whole ring,
@@ -8,7 +8,7 @@ with :math:`G = (C + \sigma^2 I)^{-1}` on the whole ring,
 
 Where fewer points are observed than not, or have noise of their own, :math:`C_{oo} + D` is factorised itself.
 
-Observed points of a ring with many gaps, by conjugate gradients.
+**Many gaps** are solved by conjugate gradients.
 
 With :math:`G = (C + \sigma^2 I)^{-1}` on the whole ring and :math:`G_{uu}` between its unobserved points,
 
@@ -19,8 +19,8 @@ for observations b that are zero at unobserved points, and v that is free there 
 gaps with the values that fit best. Any others make the form larger, so that its error is of second order in that of v.
 
 :math:`G_{uu}` is divided by its blocks of unobserved neighbours, :math:`P = F F^\top`, Toeplitz matrices whose factors
-are the leading parts of one. What is left, :math:`A = F^{-1} G_{uu} F^{-\top}`, has a diagonal of ones and is the
-identity but for what gaps know of each other. Its log determinant is estimated by Lanczos iterations
+are the leading parts of one. The remaining matrix, :math:`A = F^{-1} G_{uu} F^{-\top}`, has a diagonal of ones and
+differs from the identity only by the correlation between gaps. Its log determinant is estimated by Lanczos iterations
 (``math.lanczos``), unless there is one gap only, whose determinant is that of a Toeplitz matrix.
 
 The determinant of a symmetric positive definite Toeplitz matrix, in O(n^2) operations and O(n) memory.
@@ -359,7 +359,7 @@ class ManyGaps:
         return cg(self.whitened.apply, self._right(residual), tol=tol, maxiter=maxiter)[0]
 
     def weights(self, residual: Array, x: Array) -> Array:
-        """The covariance's inverse times b on the ring (..., M), zero at unobserved points but for the error of x."""
+        """The covariance's inverse times b on the ring (..., M), zero at unobserved points up to the error of x."""
         return self.whitened.circulant.apply(residual - self.whitened.inward(x))  # G (b - v)
 
     def square(self, residual: Array, x: Array) -> Array:

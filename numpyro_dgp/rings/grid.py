@@ -1,4 +1,4 @@
-r"""``Grid`` beside ``Points``: inducing values on a regular grid that closes to a ring.
+r"""``Grid``: inducing values on a regular grid that closes to a ring.
 
 The kernel is made periodic everywhere, so that the layer is a Gaussian process on a ring and its bound is a bound:
 with the plain :math:`k(x, z)` and a circulant :math:`k(Z, Z)` the conditional variance becomes negative without limit.
@@ -44,7 +44,7 @@ _COARSE = 0.5
 
 @pytree
 class Grid(Ring):
-    r"""A regular grid of inducing points on a ring: O(N M) per layer, no matrix of the grid and no factorisation.
+    r"""A regular grid of inducing points on a ring: O(N M) per layer, without matrices (M, M) or factorisations.
 
     The layer's site holds M whitened values v in real Fourier (Hartley) coordinates, :math:`u = H \Lambda^{1/2} v`,
     where u are the values on the grid and :math:`\Lambda` the spectrum of the periodic kernel. They are
@@ -167,7 +167,7 @@ class Grid(Ring):
         return cls(low, high, tuple(next_fast_len(max(int(m), 2), real=True) for m in wanted), nugget=nugget)
 
     def local(self, kernel: Kernel, *, tol: float = 1e-5, scaled: bool = False) -> Grid:
-        """The same grid, on which values are computed from as many neighbours as the kernel reaches.
+        """The same grid with local windows: values depend on as many neighbours as the kernel reaches.
 
         Args:
             kernel: with the largest lengthscale that is expected.

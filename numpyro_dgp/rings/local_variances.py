@@ -1,4 +1,4 @@
-r"""Posterior variances on a ring with gaps or uneven noise, from the points around each.
+r"""Posterior variances on a ring with gaps or heteroscedastic noise, from local windows.
 
 With the notation of ``rings.uneven_noise`` the posterior covariance of the process on the ring is
 
@@ -156,12 +156,9 @@ def _windows(sizes: tuple[int, ...], reach: tuple[int, ...], counted: np.ndarray
         groups.append((np.stack([inner[i] for i in chosen]), filled))
     if work > _MOST:
         raise expected(
-            "variances that depend on points nearby",
-            (
-                f"a reach of {reach} points on either side with up to {counts.max()} unobserved or noisy "
-                f"ones, {work:.1g} multiplications in all"
-            ),
-            "posterior_mean(y) has the mean; posterior(y, reach=...) takes fewer points into account",
+            "variances that depend on few points nearby",
+            f"{reach} points on either side, up to {counts.max()} gaps or noisy ones, {work:.1g} multiplications",
+            "use posterior_mean(y) for the mean, or a smaller reach, posterior(y, reach=...)",
         )
     return groups
 

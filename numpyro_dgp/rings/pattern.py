@@ -1,6 +1,5 @@
-"""Which points of a ring are observed, known when a program is compiled, and the runs of those that are not.
-
-How a ``RingNormal`` with unobserved points, or with noise that differs from point to point, is solved.
+"""The mask of observed points of a ring, known when a program is compiled, and the settings of the solver of a
+``RingNormal``.
 """
 
 from __future__ import annotations
@@ -62,16 +61,13 @@ class Pattern:
             raise expected(
                 f"observed to be a mask of shape {shapes}, True where a grid point has a value",
                 f"{given.dtype} of shape {given.shape}",
-                (
-                    f"of indices make one, mask = np.zeros({size}, bool); mask[indices] = True; "
-                    "dgp.rings.regular(x, margin) makes it for a series"
-                ),
+                f"mask = np.zeros({size}, bool); mask[indices] = True; for a series dgp.rings.regular(x, margin)",
             )
         expect(
             given.any(),
-            f"observed to mark some of the {size} grid points",
+            f"observed grid points among {size}",
             "none marked",
-            "dgp.rings.regular(x, margin) makes it for a series",
+            "for a series use dgp.rings.regular(x, margin)",
         )
         return cls(given.astype(bool).reshape(-1), ring.sizes)
 
@@ -116,7 +112,7 @@ class Pattern:
 
 @dataclasses.dataclass(frozen=True)
 class Solver(Checked):
-    """How a :class:`RingNormal` with gaps, or with noise of its own at every point, is solved.
+    """Settings of the solver of a :class:`RingNormal` with gaps or with noise per point.
 
     Args:
         exact: up to so many unobserved, or so many observed, points by a dense factorisation of that size: exact.
@@ -150,11 +146,7 @@ class Solver(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if type(self.exact) is not int or self.exact < 0:
-            raise expected(
-                "exact to be an integer of at least zero",
-                repr(self.exact),
-                "0 estimates whatever is not circulant, 3000 is the default",
-            )
+            raise expected("exact, an integer of 0 or more", repr(self.exact), "0 to estimate all, 3000 by default")
         if self.probes < 2:
             raise expected("probes to be at least 2", self.probes, "their scatter is the error of the log determinant")
         if type(self.seed) is not int:

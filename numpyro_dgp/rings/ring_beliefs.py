@@ -7,7 +7,7 @@ the values on the grid, whose prior covariance is :math:`C = H \Lambda H` (``cir
 .. math:: R = \Lambda^{-p}\, H \Gamma_2 H\, \mathrm{diag}(g)\, H \Gamma_1 H\, \Lambda^{q},
 
 products of diagonal matrices of the sites (:math:`\Gamma`) and of the frequencies (g), here as covariances of u; a
-:math:`\Gamma` without a number is the only one, or :math:`\Gamma_1` beside :math:`\Gamma_2`, and
+:math:`\Gamma` without an index is the only one, or :math:`\Gamma_1` where there is :math:`\Gamma_2`, and
 :math:`C_2 = \mathrm{circ}(g)`:
 
 ============================  =============  ==================  ==================================================
@@ -52,11 +52,7 @@ def require_room(what: str, *sizes: int) -> None:
         raise expected(
             f"a grid small enough for {what}",
             f"{' x '.join(map(str, sizes))} numbers",
-            (
-                "on a grid with neighbours, grid.local(kernel), the rules Circulant() (data everywhere), "
-                "WhitenedSites() (data with gaps) and ScaledCirculant() of InducingPoint need no such array "
-                "for f(x), which also takes the place of f.joint(x) and of draws of functions"
-            ),
+            "use f(x) on grid.local(kernel), with Circulant() (data everywhere) or WhitenedSites() (data with gaps)",
         )
 
 

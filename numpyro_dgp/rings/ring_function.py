@@ -1,4 +1,4 @@
-r"""Functions represented by values on a regular grid that closes to a ring; ``dgp.Grid`` makes them."""
+r"""Functions represented by values on a regular grid that closes to a ring; made by ``dgp.Grid``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def covariance_on_grid(parts: tuple[Component, ...]) -> CirculantMatrix:
 
 @pytree
 class RingFunction(InducedFunction):
-    """A function represented by whitened values on a ring; ``dgp.gp`` makes it.
+    """A function represented by whitened values on a ring; made by ``dgp.gp``.
 
     Args:
         kernels: one kernel, or one per output.

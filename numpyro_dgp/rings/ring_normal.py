@@ -6,9 +6,9 @@ if noise differs from point to point, one of these does, chosen by numbers that 
 
 - up to ``Solver.exact`` unobserved points, or as few observed ones: a dense factorisation of that size
   (``rings.gaps``), exact;
-- above that, conjugate gradients (``rings.gaps``; ``rings.uneven_noise`` where noise differs). The determinant of
-  one gap is exact, that of several is exact gap by gap and estimated in what they know of each other.
-  :meth:`RingNormal.log_prob_and_error` says how well.
+- above that, conjugate gradients (``rings.gaps``; ``rings.uneven_noise`` where noise differs). The determinant of one
+  gap is exact; that of several is exact per gap, and the correlation between gaps is estimated.
+  :meth:`RingNormal.log_prob_and_error` returns the error.
 
 The only approximation to a process on the line is that the line is closed to a ring;
 :func:`~numpyro_dgp.rings.wraparound` bounds its error.
@@ -152,7 +152,7 @@ class RingNormal(DrawnFromWhite):
         return self._log_prob(value)[0]
 
     def log_prob_and_error(self, value: ArrayLike) -> tuple[Array, Array]:
-        """The log density and how wrong it may be: zero for the exact ways.
+        """The log density and an estimate of its error, zero for exact methods.
 
         Args:
             value: observations (..., N).
@@ -251,10 +251,7 @@ class RingNormal(DrawnFromWhite):
             raise expected(
                 f"noise, or at most {self.solver.exact} gaps or values",
                 f"noise=None with {N} values and {gaps} gaps, whose systems are singular",
-                (
-                    "give the process a small noise, 1e-2 of its standard deviation, or put dgp.for_mcmc around "
-                    "the program, which needs no density of it"
-                ),
+                "give the process a small noise, 1e-2 of its standard deviation, or use dgp.for_mcmc(model)",
             )
         if not self.has_even_noise:
             return UnevenNoise.of(self.process, self.noise_variance, pattern, self.solver)

@@ -1,4 +1,4 @@
-"""From regular series, and from data on product grids, to a ring long enough for them."""
+"""Rings for regular series and for data on product grids."""
 
 from __future__ import annotations
 
@@ -62,11 +62,7 @@ def regular(x: ArrayLike, margin: ArrayLike) -> tuple[Ring, np.ndarray]:
     require_finite("inputs of rings.regular", x, "drop missing rows: a gap in the inputs is a missing observation")
     D = x.shape[1] if x.ndim == 2 else 1
     if isinstance(margin, bool | str) or np.shape(margin) not in ((), (D,)) or not _are_lengths(margin):
-        raise expected(
-            "margin to be a finite number of at least zero",
-            margin,
-            "try six lengthscales, or 0.0 for a process that is periodic itself",
-        )
+        raise expected("a finite margin of 0 or more", margin, "try six lengthscales, or 0.0 for a periodic process")
     margins = np.broadcast_to(np.asarray(margin, float), (D,))
     if x.ndim == 2 and D in (2, 3):
         return _product(x.astype(float), margins)
@@ -130,11 +126,8 @@ def _axis(x: np.ndarray, most_gaps: int) -> tuple[np.ndarray, float]:
     if steps - len(x) > max(most_gaps, 9 * len(x)):
         raise expected(
             "inputs on a regular grid",
-            (
-                f"a smallest spacing of {spacings.min():.4g} (the median is {np.median(spacings):.4g}), which "
-                f"makes {steps + 1:.7g} points with {len(x)} observations"
-            ),
-            "use dgp.gp with dgp.Grid, whose data may lie anywhere, or round the inputs to a coarser grid",
+            f"a spacing {spacings.min():.4g} (median {np.median(spacings):.4g}), {steps + 1:.7g} points, {len(x)} data",
+            "use dgp.gp with dgp.Grid for data anywhere, or round the inputs to a coarser grid",
         )
     index = np.rint((x - x[0]) / spacings.min()).astype(int)
     step = (x[-1] - x[0]) / index[-1]  # from the ends: less rounding than in one spacing
@@ -142,11 +135,8 @@ def _axis(x: np.ndarray, most_gaps: int) -> tuple[np.ndarray, float]:
     if off > 0.01:
         raise expected(
             "inputs on a regular grid",
-            (
-                f"one {off:.2g} of a step {step:.4g} away from it (spacings from {spacings.min():.4g} to "
-                f"{spacings.max():.4g})"
-            ),
-            "use dgp.gp with dgp.Grid, whose data may lie anywhere",
+            f"one {off:.2g} of a step {step:.4g} off (spacings {spacings.min():.4g} to {spacings.max():.4g})",
+            "use dgp.gp with dgp.Grid for data anywhere",
         )
     return index, step
 
@@ -216,12 +206,9 @@ def wraparound(kernel: Kernel, ring: Ring, span: ArrayLike) -> Array:
     inside = not is_concrete(span, ring.length) or bool(np.all((np.asarray(span) >= 0) & (span <= ring.length)))
     if np.shape(span) not in ((), (D,)) or not inside:
         raise expected(
-            (
-                f"span to be a number or one per dimension, shape ({D},), between zero and the length "
-                f"{(np.asarray(ring.length) if is_concrete(ring.length) else '')} of the ring"
-            ),
+            f"a span () or ({D},) from 0 to the length {np.asarray(ring.length) if is_concrete(ring.length) else ''}",
             span,
-            "it is the range of the data, x.max() - x.min(); a ring must be longer",
+            "pass the range of the data, x.max() - x.min()",
         )
     reach = jnp.broadcast_to(jnp.asarray(span, ring.dtype), (D,))
     # Differences of 0 or the whole span in each dimension: the nearest to their images.

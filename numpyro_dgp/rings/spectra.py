@@ -102,9 +102,7 @@ class Ring:
             require_finite(name, end, "give finite ends of the ring")
         if violated(lambda low, high: low < high, self.low, self.high):
             raise expected(
-                "low < high",
-                f"{self.low} and {self.high}",
-                "leave room for the data and six lengthscales between their two ends",
+                "low < high", f"{self.low} and {self.high}", "leave room for the data and six lengthscales between them"
             )
         object.__setattr__(self, "size", sizes)
         self._require_resolution()
@@ -176,9 +174,9 @@ def components(kernel: Kernel, dims: int) -> dict[tuple[int, ...], Kernel]:
         columns = tuple(range(dims)) if shared is None else shared
         if max(columns) >= dims:
             raise expected(
-                f"a kernel on columns 0 to {dims - 1} of a ring with {dims} dimension(s)",
+                f"a kernel on columns 0 to {dims - 1} of a {dims}-dimensional ring",
                 f".on{columns}",
-                "columns are counted from 0",
+                "count columns from 0",
             )
         term = _term(summand, shared)
         found[columns] = found[columns] + term if columns in found else term

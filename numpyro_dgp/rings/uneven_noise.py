@@ -1,4 +1,4 @@
-r"""Points of a ring with noise that differs from one to the next, gaps included, by conjugate gradients.
+r"""Rings with heteroscedastic noise, gaps included, by conjugate gradients.
 
 With the noise variances D, infinite where nothing is observed, a reference :math:`s^2`, and
 
@@ -75,7 +75,7 @@ class _Weighted:
 
 @pytree
 class UnevenNoise:
-    """The covariance of values with noise of their own at the observed points of a ring; :meth:`of` builds it.
+    """The covariance of values with noise per observed point of a ring; :meth:`of` builds it.
 
     Args:
         spectrum: eigenvalues of C (M,).

@@ -1,4 +1,4 @@
-r"""Values of a process on a ring, computed from the grid points around an input only.
+r"""Local windows: values of a process on a ring, computed from the grid points around an input.
 
 A value f(x) depends on the grid through weights that decay with the distance of a point from x: the rows of a square
 root, :math:`\alpha(x) = C^{-1/2} k(Z, x)`, or the cardinal functions :math:`\chi(x) = C^{-1} k(Z, x)`. Of the M points
@@ -117,11 +117,7 @@ class Window:
                 raise expected(
                     "the neighbours of a dgp.Grid to reach as far as its kernel",
                     f"{self.sizes} with {100 * math.sqrt(outer):.2g} % of the weights in their outer quarter",
-                    (
-                        "grid.local(kernel), with the largest lengthscale that a fit may reach, takes enough (bound "
-                        "it by a prior or constraint); grid.local(kernel, scaled=True) for rules that scale values "
-                        "on the grid"
-                    ),
+                    "use grid.local(kernel, scaled=...) at the largest lengthscale that a prior or constraint allows",
                 )
         return hartley(self.rows * scale, (self.sizes,))  # H Lambda^-p A', as A' = Lambda^-1/2 H k(Z, x)
 

@@ -1,8 +1,6 @@
-"""What the regressor and the classifier share: settings, checks, the fit, and what it hands out.
-
-How the estimators train: sizes and numbers of steps by the number of rows, one fit.
-
-Predictions of rows that do not depend on which other rows are asked for: every row sees the same random numbers.
+"""The base class of the regressor and the classifier: settings, checks and the fit. Numbers of inducing points and
+steps depend on the number of rows. Predictions use the same random numbers at every row, so that they do not depend on
+the other rows.
 """
 
 from __future__ import annotations
@@ -237,12 +235,7 @@ class DeepGPEstimator(BaseEstimator):
         if self.num_steps is not None:
             require_count("num_steps", self.num_steps, "num_steps=None")
         rate = self.learning_rate
-        expect(
-            isinstance(rate, int | float | np.number) and 0 < rate < np.inf,
-            "a positive learning_rate",
-            repr(rate),
-            "try 0.05",
-        )
+        expect(isinstance(rate, int | float | np.number) and 0 < rate < np.inf, "learning_rate > 0", repr(rate), "0.05")
 
 
 def _is_guide(value: Any) -> bool:

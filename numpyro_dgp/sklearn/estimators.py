@@ -64,7 +64,7 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
         losses_: minus the bound in every step.
 
     Raises:
-        ValueError: by ``fit``, NaN, infinite values or text in the data, fewer than two rows, settings that are none.
+        ValueError: by ``fit``, NaN, infinite values or text in the data, fewer than two rows, invalid settings.
 
     Example:
         >>> import numpy as np
@@ -122,9 +122,7 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2)
         if not isinstance(self.likelihood, str) or self.likelihood not in _LIKELIHOODS:
             raise expected(
-                f"likelihood to be one of {', '.join(_LIKELIHOODS)}",
-                repr(self.likelihood),
-                "student-t for data with outliers",
+                f"likelihood to be one of {', '.join(_LIKELIHOODS)}", repr(self.likelihood), "student-t allows outliers"
             )
         X, y, weights = self._counted(X, np.asarray(y, float), sample_weight)
         self._tail = y.shape[1:]
@@ -168,12 +166,7 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
             ValueError: no levels, a table of them, or levels that are not between 0 and 1; as :meth:`predict`.
         """
         inputs, levels = self._inputs(X), np.atleast_1d(q)
-        expect(
-            levels.ndim <= 1 and levels.size,
-            "q to be a level or a list of levels",
-            f"shape {np.shape(q)}",
-            "try q=[0.05, 0.95]",
-        )
+        expect(levels.ndim <= 1 and levels.size, "q to be one or more levels", f"shape {np.shape(q)}", "q=[0.05, 0.95]")
         require_levels(levels)
         found = self._predictions.quantile(inputs, tuple(levels.tolist()))
         return np.stack([self._own_shape(self.units_y_.inverse(row)) for row in found])
@@ -216,7 +209,7 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
             Draws (N, S), or (N, P, S) where y of the fit had a second axis.
 
         Raises:
-            ValueError: as :meth:`predict`, or a number of draws that is none.
+            ValueError: as :meth:`predict`, or an invalid number of draws.
         """
         inputs = self._inputs(X)
         require_count("n_samples", n_samples, "10")

@@ -1,4 +1,4 @@
-"""The program of the estimators: layers that start as the identity, and what y is given the last one."""
+"""The program of the estimators: layers that start as the identity, and the likelihood."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ WRONG = [
     Wrong(
         "pit of categories", lambda: pit(DRAWS, pd.Categorical(["u", "v"] * 10), KEY), "observations y to be numbers"
     ),
-    Wrong("coverage of data", lambda: coverage(5 * Y), r"transforms u in \[0, 1\] and levels in \(0, 1\), got -"),
+    Wrong("coverage of data", lambda: coverage(5 * Y), r"u in \[0, 1\] and levels in \(0, 1\), got -"),
     Wrong("coverage of NaN", lambda: coverage([np.nan]), "got NaN and levels"),
     Wrong("coverage of nothing", lambda: coverage([]), "got no values and levels"),
     Wrong("coverage in per cent", lambda: coverage(LINE, [90]), r"levels in \(0, 1\), got 0 to 1 and levels \[90\]"),
@@ -174,7 +174,7 @@ WRONG = [
     Wrong("uniformity of no bins", lambda: uniformity(LINE, 0), "uniformity: expected bins to be a positive integer"),
     Wrong("ranks beyond", lambda: Simulated.of({"f": [0, 5]}, 4), "expected ranks from 0 to 4, got 0 to 5 at site 'f'"),
     Wrong("ranks are NaN", lambda: Simulated.of({"f": [0, np.nan]}, 4), "expected ranks from 0 to 4, got nan"),
-    Wrong("no sites", lambda: Simulated.of({}, 4), "expected ranks by site, one row per replication"),
+    Wrong("no sites", lambda: Simulated.of({}, 4), "expected ranks by site, a row per replication"),
     Wrong("no samples", lambda: Simulated.of({"f": [0]}, 0), "expected num_samples to be a positive integer, got 0"),
     # Figures
     Wrong("fit transposed", lambda: plots.fit(LINE, TRANSPOSED), r"fit: expected x of shape \(50,\), got \(20,\)"),
@@ -190,9 +190,9 @@ WRONG = [
     Wrong(
         "fit of logarithms",
         lambda: plots.fit(LINE, dgp.densities.Mixture(DRAWS, DRAWS - 5)),
-        "expected variances of at least",
+        "expected variances of zero or more",
     ),
-    Wrong("fit of y alone", lambda: plots.fit(LINE, PREDICTION, data=Y), r"the pair \(x, y\), got ndarray"),
+    Wrong("fit of y alone", lambda: plots.fit(LINE, PREDICTION, data=Y), r"a pair \(x, y\), got ndarray"),
     Wrong("fit of uneven data", lambda: plots.fit(LINE, PREDICTION, data=(LINE, Y[:5])), r"y of data of shape \(20,\)"),
     Wrong("fit of table data", lambda: plots.fit(LINE, PREDICTION, data=(X, Y)), r"x of data of shape \(any,\), got"),
     Wrong(
@@ -225,6 +225,6 @@ WRONG = [
         "spectra of a plane", lambda: plots.ring_spectra(Ring([0.0, 0.0], [1.0, 1.0], (4, 4)), {}), "of one dimension"
     ),
     Wrong("spectra of nothing", lambda: plots.ring_spectra(None, {}), r"expected a dgp.rings.Ring"),
-    Wrong("spectra of other values", lambda: plots.ring_spectra(RING, {}, values=Y), r"at all 16 points of the grid"),
+    Wrong("spectra of other values", lambda: plots.ring_spectra(RING, {}, values=Y), r"at all 16 grid points"),
     Wrong("spectra of noises", lambda: plots.ring_spectra(RING, {}, noise=Y), "expected noise to be a single number"),
 ]

@@ -119,7 +119,7 @@ FOR_MCMC = [
     Wrong(
         "fit_stream: typo",
         lambda: dgp.fit_stream(STEPS, KEY, 5, dgp.Stream((X, Y), 5), device=None),
-        r"fit_stream: expected keyword arguments of its own or of the program, got 'device' \(nearest: 'devices'\)",
+        r"fit_stream: expected its own keyword arguments or the program's, got 'device' \(nearest: 'devices'\)",
     ),
     Wrong("minimize: typo", lambda: dgp.optim.minimize(STEPS, KEY, X, Y, max_step=5), "'max_step' .nearest: 'max_st"),
     Wrong(
@@ -129,8 +129,8 @@ FOR_MCMC = [
     ),
     Wrong("for_mcmc of a number", lambda: dgp.for_mcmc(3), "for_mcmc: expected a program, a function, got int"),
     Wrong("for_mcmc of a result", lambda: dgp.for_mcmc(FIT), "for_mcmc: expected a program, a function, got Posterior"),
-    Wrong("for_mcmc twice", lambda: dgp.for_mcmc(dgp.for_mcmc(deep)), "got one that for_mcmc has prepared already"),
-    Wrong("for_mcmc with a result", lambda: dgp.for_mcmc(deep, [1.0]), "expected params as a dict of arrays, got list"),
+    Wrong("for_mcmc twice", lambda: dgp.for_mcmc(dgp.for_mcmc(deep)), "got a prepared one"),
+    Wrong("for_mcmc with a result", lambda: dgp.for_mcmc(deep, [1.0]), "expected params, a dict of arrays, got list"),
     Wrong(
         "for_mcmc with NaN",
         lambda: dgp.for_mcmc(bayesian, {"g_Z": jnp.full((8, 1), jnp.nan)}),
@@ -155,7 +155,7 @@ FOR_MCMC = [
         "site 'y': expected observations in every run",
     ),
     Wrong("no y under NUTS", lambda: chain_of(shallow, X), NOT_OBSERVED),
-    Wrong("obs_mask under NUTS", lambda: chain_of(partly, X, Y, Y > 0), "observed=mask.*, and not obs_mask=mask"),
+    Wrong("obs_mask under NUTS", lambda: chain_of(partly, X, Y, Y > 0), "for missing entries .*observed=mask"),
     Wrong("no y in an autoguide", lambda: handlers.seed(AutoNormal(shallow), 0)(X), NOT_OBSERVED),
     Wrong(
         "Predictive at fewer rows",
@@ -205,7 +205,7 @@ SGHMC = [
     Wrong(
         "SGHMC with a result",
         lambda: dgp.mcmc.SGHMC(shallow, FIT),
-        "SGHMC: expected params as a dict of arrays, got Post",
+        "SGHMC: expected params, a dict of arrays, got Post",
     ),
     Wrong(
         "SGHMC with NaN",
@@ -231,12 +231,12 @@ SGHMC = [
     Wrong(
         "SGHMC step too large",
         lambda: sghmc_state(lost=jnp.array(3)),
-        "expected draws with a finite density and gradient, got none at draw 3 after warm-up: the step is too large",
+        "expected draws with a finite density and gradient, got none at draw 3 after warm-up: halve",
     ),
     Wrong(
         "SGHMC runs away",
         lambda: sghmc_state(draws=jnp.full(2, 200), temperature=jnp.array([1.1, 17.0])),
-        "expected velocities of temperature one, got 17 on average over 200 draws: the chain runs away",
+        "expected velocities of temperature one, got 17 on average over 200 draws: the chain diverges",
     ),
 ]
 
@@ -256,7 +256,7 @@ TO_ARVIZ = [
         lambda: dgp.diagnostics.to_arviz(
             dgp.Posterior(unindexed, dgp.guides.InducingPoint(unindexed), PARAMS), KEY, X, jnp.stack([Y, Y])
         ),
-        r"a plate for every axis of the observations 'y', got shape \(2, 30\) .* dim=-2\), around it",
+        r"a plate for every axis of the observations 'y', got shape \(2, 30\) .* dim=-2\) around it",
     ),
     Wrong(
         "to_arviz before run",
@@ -326,12 +326,12 @@ TO_ARVIZ = [
     Wrong(
         "to_arviz losses of several",
         lambda: dgp.diagnostics.to_arviz({"a": FIT}, KEY, X, Y, losses=Y),
-        r"losses={name: losses} of some of them, got \['a'\] and ArrayImpl",
+        r"losses={name: losses} of some, got \['a'\] and ArrayImpl",
     ),
     Wrong(
         "to_arviz losses of others",
         lambda: dgp.diagnostics.to_arviz({"a": FIT}, KEY, X, Y, losses={"b": Y}),
-        r"losses={name: losses} of some of them, got \['a'\] and \['b'\]",
+        r"losses={name: losses} of some, got \['a'\] and \['b'\]",
     ),
     Wrong(
         "to_arviz coords of nothing",
@@ -370,13 +370,11 @@ RELIABILITY = [
     Wrong("khat of nothing", lambda: diagnostics.khat(None), "khat: expected the tree of a fit"),
     Wrong("khat of several", lambda: diagnostics.khat({"a": tree()}), "khat: expected the tree of a fit"),
     Wrong("khat of chains", lambda: diagnostics.khat(tree(sample_stats=True)), "chains have no importance weights"),
-    Wrong(
-        "khat of few", lambda: diagnostics.khat(tree(24)), r"expected weights of at least 25 draws, got shape \(24,\)"
-    ),
-    Wrong("weights NaN", lambda: diagnostics.pareto_shape(np.full(50, np.nan)), "expected log weights without NaN"),
-    Wrong("weights infinite", lambda: diagnostics.pareto_shape(np.r_[np.inf, np.zeros(49)]), "or positive infinity"),
+    Wrong("khat of few", lambda: diagnostics.khat(tree(24)), r"expected at least 25 weights, got shape \(24,\)"),
+    Wrong("weights NaN", lambda: diagnostics.pareto_shape(np.full(50, np.nan)), "expected log weights, no NaN"),
+    Wrong("weights infinite", lambda: diagnostics.pareto_shape(np.r_[np.inf, np.zeros(49)]), "no NaN or infinity"),
     Wrong("weights zero", lambda: diagnostics.pareto_shape(np.full(50, -np.inf)), "some of them finite, got others"),
-    Wrong("weights, a number", lambda: diagnostics.pareto_shape(1.0), r"at least 25 draws, got shape \(\)"),
+    Wrong("weights, a number", lambda: diagnostics.pareto_shape(1.0), r"at least 25 weights, got shape \(\)"),
     Wrong(
         "loo of a fit",
         lambda: diagnostics.loo(FIT),
@@ -465,7 +463,7 @@ TESTING = [
     Wrong(
         "check_kernel one row", lambda: testing.check_kernel(dgp.kernels.RBF(), X[:1]), "at least two distinct inputs"
     ),
-    Wrong("check_kernel equal rows", lambda: testing.check_kernel(dgp.kernels.RBF(), 0 * X), "of which 1 differ"),
+    Wrong("check_kernel equal rows", lambda: testing.check_kernel(dgp.kernels.RBF(), 0 * X), "1 distinct"),
     Wrong(
         "check_kernel a batch", lambda: testing.check_kernel(dgp.kernels.RBF(), X[None]), r"inputs \(N, D\), got shape"
     ),
@@ -495,9 +493,7 @@ TESTING = [
     Wrong("check_guide of a number", lambda: check_guide(1), "expected a program and a guide of it, .* got int"),
     Wrong("check_guide without guide", lambda: check_guide(guide=X), "expected a program and a guide of it"),
     Wrong("check_guide num", lambda: check_guide(num=0), "check_guide: expected num to be a positive integer, got 0"),
-    Wrong(
-        "check_guide no rows", lambda: check_guide(y=1.0), r"inputs X \(N, D\) and observations y, got \(30, 1\) and"
-    ),
+    Wrong("check_guide no rows", lambda: check_guide(y=1.0), r"inputs \(N, D\) and y, got \(30, 1\) and"),
     Wrong(
         "check_guide observes nothing",
         lambda: check_guide(lambda X, y: explicit(X), lambda X, y: explicit(X)),

@@ -109,7 +109,7 @@ WRONG = [
     Wrong(
         "a posterior of a hyperparameter",
         under(learned, lambda m: dgp.guides.InducingPoint(m, other=dgp.guides.Normal()), PARAMS | SCALE),
-        r"update: expected points for what all rows share beside the layers, got a posterior at 'scale'.*Delta\(\)",
+        r"update: expected points for shared sites other than the layers, got a posterior at 'scale'.*Delta\(\)",
     ),
     Wrong(
         "a mixture",
@@ -163,7 +163,7 @@ TRACED = [
         under(
             exact, dgp.guides.InducingPoint, {"v_auto_loc": jnp.zeros((1, 30)), "v_auto_scale_tril": jnp.eye(30)[None]}
         ),
-        "update: expected layers with inducing points, got values of a process without .* at 'v'",
+        "update: expected layers with inducing points, got values without .* at 'v'",
     ),
     Wrong("another layer", other(renamed), r"with the layers of the fit, \['g'\], got \['f'\]"),
     Wrong("one layer more", other(deep), r"with the layers of the fit, \['g'\], got \['f', 'g'\].*initial.deepen"),

@@ -111,14 +111,14 @@ WRONG = [
         lambda: Predictive(deep, {"f": jnp.zeros((2, 1, 8)), "g": jnp.zeros((2, 8)), "h": jnp.zeros((2, 30, 1))})(
             KEY, X[:1]
         ),
-        r"expected 1 row, as many as plate 'data' has, got f\(x\) at 30: .*predict by dgp.Posterior",
+        r"expected 1 row, as many as plate 'data' has, got f\(x\) at 30: .*predict at new rows by dgp.Posterior",
     ),
     Wrong(
         "Predictive with the hidden values of a chain at other rows",
         lambda: Predictive(deep, {"f": jnp.zeros((2, 1, 8)), "g": jnp.zeros((2, 8)), "h": jnp.zeros((2, 30, 1))})(
             KEY, X[:7]
         ),
-        r"expected 7 rows, as many as plate 'data' has, got f\(x\) at 30: .*predict by dgp.Posterior",
+        r"expected 7 rows, as many as plate 'data' has, got f\(x\) at 30: .*predict at new rows by dgp.Posterior",
     ),
     Wrong(
         "text as new observations",
@@ -152,7 +152,7 @@ WRONG = [
     ),
     Wrong("params of None", lambda: fitted(None), "a dict of parameters by name, got NoneType"),
     Wrong("params as a list", lambda: fitted([LOC, TRIL]), "a dict of parameters by name, got list"),
-    Wrong("an array as samples", lambda: drawn(jnp.zeros((50, 8))), "a dict of draws by site, got .*get_samples"),
+    Wrong("an array as samples", lambda: drawn(jnp.zeros((50, 8))), "a dict of draws, got .*get_samples"),
     Wrong("no samples", lambda: drawn({}), "the same number of draws of every site"),
     Wrong("a single draw", lambda: drawn({"g": jnp.zeros(8), "noise": 0.1}), "the same number of draws of every site"),
     Wrong("zero draws", lambda: drawn({"g": jnp.zeros((0, 8))}), "the same number of draws of every site"),
@@ -239,7 +239,7 @@ WRONG = [
     Wrong(
         "draws by chain",
         lambda: drawn({"g": jnp.zeros((4, 50, 8))}).layers(KEY, NEW),
-        r"each draw of 'g' to have shape \(8,\), got \(50, 8\): draws of several chains go along one axis",
+        r"each draw of 'g' to have shape \(8,\), got \(50, 8\): join chains along one axis",
     ),
     Wrong(
         "draws of other inducing inputs",
@@ -272,7 +272,9 @@ WRONG = [
     Wrong("several observed sites", lambda: drawn(model=two_ends).predict(KEY, NEW), r"got \['y', 'z'\]: name it"),
     *(
         Wrong(
-            f"observations in {name}", lambda call=call: call(drawn(), NEW, Y[:4]), "without the observations that are"
+            f"observations in {name}",
+            lambda call=call: call(drawn(), NEW, Y[:4]),
+            "without the observations to predict",
         )
         for name, call in METHODS.items()
         if name != "layers"
@@ -280,7 +282,7 @@ WRONG = [
     Wrong(
         "observations by keyword",
         lambda: fitted().sample(KEY, NEW, y=Y[:4]),
-        r"got those of 'y': leave them out, posterior.predict\(key, X\)",
+        r"got those of 'y': posterior.predict\(key, X\)",
     ),
     Wrong(
         "observations of an explicit program",
@@ -364,7 +366,7 @@ WRONG = [
         lambda: drawn({"g": jnp.zeros((2, 3))}, partial(of_numpy, inducing=lambda X: dgp.initial.kmeans(X, 3))).predict(
             KEY, X
         ),
-        "inputs of kmeans with known values, got traced ones: compute it once, outside the model",
+        "inputs of kmeans with known values, got traced ones: compute it once, outside of model",
     ),
     Wrong("mean of labels", lambda: SOFTMAX.predict(KEY, NEW), NO_MEAN.format("CategoricalLogits")),
     Wrong("mean of explicit labels", lambda: EXPLICIT.predict(KEY, NEW), NO_MEAN.format("CategoricalLogits")),

@@ -41,7 +41,7 @@ def function(outputs=None):
         return dgp.gp("f", RBF, dgp.Grid(0.0, 8.0, 16), outputs=outputs)
 
 
-ONE_NOISE = r"expected noise to be a single number, got shape \(\d+,\): of noise that differs from point to point"
+ONE_NOISE = r"expected noise to be a single number, got shape \(\d+,\): for noise per row"
 PER_POINT = r"RingNormal.*: expected {} of shape \(16,\), one number per observed point, got {}"
 IS_MASK = r"RingNormal: expected observed to be a mask of shape \(16,\).*got {}.*mask\[indices\] = True"
 
@@ -65,7 +65,7 @@ WRONG = [
         lambda: RingNormal(RBF, PLANE, 0.1, np.ones((2, 4), bool)),
         r"shape \(8,\) or \(4, 2\), True where .* got bool of shape \(2, 4\)",
     ),
-    Wrong("mask of nothing", lambda: exact(observed=~MASK), "observed to mark some of the 16 grid points, got none"),
+    Wrong("mask of nothing", lambda: exact(observed=~MASK), "observed grid points among 16, got none"),
     Wrong("observations for a mask", lambda: exact(observed=Y), IS_MASK.format("float64")),
     Wrong(
         "mask traced",
@@ -97,21 +97,21 @@ WRONG = [
         "posterior_mean tol", lambda: exact().posterior_mean(Y, tol=-1.0), "posterior_mean: expected tol to be positive"
     ),
     # regular
-    Wrong("two irregular", lambda: regular(np.array([0.0, 1.0, 2.4]), 6.0), r"got one .* \(spacings from 1 to 1\.4\)"),
+    Wrong("two irregular", lambda: regular(np.array([0.0, 1.0, 2.4]), 6.0), r"got one .* \(spacings 1 to 1\.4\)"),
     Wrong(
         "rounded times",
         lambda: regular(ROUNDED, 10.0),
-        r"a smallest spacing of 0\.158 \(the median is 8\.749\), which makes 6295.* points with 100 obs.* dgp\.Grid",
+        r"a spacing 0\.158 \(median 8\.749\), 6295.* points, 100 data.* dgp\.Grid",
     ),
-    Wrong("tiny step", lambda: regular(np.array([0.0, 1e-300, 1.0]), 1.0), "a smallest spacing of 1e-300"),
-    Wrong("in milliseconds", lambda: regular(np.array([0, 1, 10**9]), 1.0), r"which makes 1e\+09 points with 3 obs"),
+    Wrong("tiny step", lambda: regular(np.array([0.0, 1e-300, 1.0]), 1.0), "a spacing 1e-300"),
+    Wrong("in milliseconds", lambda: regular(np.array([0, 1, 10**9]), 1.0), r"1e\+09 points, 3 data"),
     Wrong(
         "large margin", lambda: regular(np.arange(5.0), 1e9), r"a margin that leaves the ring at most 4194304 points"
     ),
-    Wrong("negative margin", lambda: regular(np.arange(5.0), -1.0), "margin to be a finite number of at least zero"),
-    Wrong("margin in words", lambda: regular(np.arange(5.0), "6"), "margin to be a finite number.*got 6"),
-    Wrong("margins", lambda: regular(np.arange(5.0), np.ones(2)), "margin to be a finite number of at least zero"),
-    Wrong("margin forgotten", lambda: regular(np.arange(5.0), True), "margin to be a finite number.*got True"),
+    Wrong("negative margin", lambda: regular(np.arange(5.0), -1.0), "a finite margin of 0 or more"),
+    Wrong("margin in words", lambda: regular(np.arange(5.0), "6"), "a finite margin .*got 6"),
+    Wrong("margins", lambda: regular(np.arange(5.0), np.ones(2)), "a finite margin of 0 or more"),
+    Wrong("margin forgotten", lambda: regular(np.arange(5.0), True), "a finite margin .*got True"),
     Wrong("times", lambda: regular(np.arange("2024-01", "2024-05", dtype="M8[M]"), 1.0), r"got times.*timedelta64\(1"),
     Wrong("a column", lambda: regular(X, 1.0), r"in increasing order, got shape \(9, 1\): take the column, x\[:, 0\]"),
     Wrong("repeated", lambda: regular(np.array([0.0, 0.0, 1.0]), 1.0), "sort them first, without repeated inputs"),
@@ -141,9 +141,9 @@ WRONG = [
     Wrong(
         "every second of nothing", lambda: Subsampled.of(RBF, None, 2), r"Subsampled\.of: expected a dgp\.rings\.Ring"
     ),
-    Wrong("negative span", lambda: wraparound(RBF, RING, -1.0), r"span to be .* between zero and the length \[8\.\]"),
-    Wrong("longer than the ring", lambda: wraparound(RBF, RING, 9.0), "got 9.0: it is the range of the data"),
-    Wrong("spans of two", lambda: wraparound(RBF, RING, np.ones(2)), r"or one per dimension, shape \(1,\)"),
+    Wrong("negative span", lambda: wraparound(RBF, RING, -1.0), r"a span .* from 0 to the length \[8\.\]"),
+    Wrong("longer than the ring", lambda: wraparound(RBF, RING, 9.0), "got 9.0: pass the range of the data"),
+    Wrong("spans of two", lambda: wraparound(RBF, RING, np.ones(2)), r"a span \(\) or \(1,\)"),
     Wrong("span is NaN", lambda: wraparound(RBF, RING, np.nan), "expected finite span of rings.wraparound"),
     # Subsampled
     Wrong("does not divide", lambda: Subsampled.of(RBF, RING, 3), r"every to divide the size \(16,\).* got 3"),

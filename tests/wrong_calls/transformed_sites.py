@@ -80,7 +80,7 @@ PROGRAMS = {
     "values in scan": (above(values_in_scan), "h"),
     "observed in map": (observed_in_map, "y"),
 }
-NAMED = "expected sites outside JAX transformations, got one inside lax.scan.*write a Python loop with a name for every"
+NAMED = "expected sites outside JAX transformations, got one inside lax.scan.*write a Python loop"
 
 
 def steps(model, guide, loss):
@@ -127,6 +127,6 @@ WRONG = [
     Wrong(
         "scan of NumPyro under a guide of this package",
         lambda: handlers.seed(dgp.guides.InducingPoint(shifted(loop_of_numpyro)), 0)(X, Y),
-        "InducingPoint: expected sites that the guide meets one by one, got those of numpyro.contrib.control_flow",
+        "InducingPoint: expected sites outside of control flow, got those of numpyro.contrib.control_flow",
     ),
 ]

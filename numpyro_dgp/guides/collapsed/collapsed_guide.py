@@ -133,7 +133,7 @@ class Collapsed(Guide):
             hidden_density in ("bound", "marginal"),
             'hidden_density="bound" or "marginal"',
             repr(hidden_density),
-            "leave it out for the first",
+            'the default is "bound"',
         )
         rules: Any = {"hidden": hidden, "latent": latent, "other": other, "sites": sites}
         super().__init__(model, **rules, prefix=prefix, init_loc_fn=init_loc_fn)
@@ -210,15 +210,9 @@ class Collapsed(Guide):
         # (Phi, b, c) of one layer must not move with the v of another: E[log p] would not be quadratic.
         if moved := moved_by(layers, inducing):
             raise expected(
-                (
-                    "inducing inputs, kernels and noise that do not depend on the inducing values of another "
-                    "layer, which are integrated"
-                ),
+                "inducing inputs, kernels and noise that do not depend on integrated inducing values",
                 f"such ones for the layer at {moved[0]!r}",
-                (
-                    "place its inducing inputs at numbers or a numpyro.param, or use guides.InducingPoint(), "
-                    "which draws the values below"
-                ),
+                "make its inducing inputs constants or a numpyro.param, or use guides.InducingPoint()",
             )
         gaussian = {n: g.loc for n, g in known.items() if is_row_by_row(guide_sites[n]["fn"])}
         columns = input_columns(program, gaussian)
@@ -299,11 +293,7 @@ def _require_resolved(bound: Array) -> None:
         raise expected(
             "a bound that is not lost in rounding",
             f"NaN in {bound.dtype}",
-            (
-                "terms of the size of (y / noise) ** 2 cancel in it, and the noise is too small beside y, or "
-                "the kernel so smooth that its inducing inputs are too many; run in float64, give the noise "
-                "a prior away from zero, or use guides.InducingPoint()"
-            ),
+            "run in float64, use fewer inducing points or a prior of the noise away from zero, or InducingPoint()",
         )
 
 

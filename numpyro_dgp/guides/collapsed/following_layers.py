@@ -27,14 +27,14 @@ __all__ = ["FollowedLayer", "FollowInducing", "closed_form", "followed_layers"]
 
 
 class FollowingValues(FunctionValues):
-    r"""q(h | v) given by its mean over v and, as its variance, the share r of the model's variance given v that is left
-    in :math:`\Omega`; T and q(v) are still to be optimised."""
+    r"""q(h | v) given by its mean over v and the ratio r of :math:`\Omega` to the model's conditional variance; T and
+    q(v) are optimised later."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FollowInducing(Rule):
-    r"""``GivenInducing()`` in a collapsed bound: for every value a mean, and a share :math:`r = \Omega / s^2` of the
-    process noise, or of the whole variance given v where the density of h given v is taken."""
+    r"""``GivenInducing()`` in a collapsed bound: for every value a mean, and the ratio :math:`r = \Omega / s^2` to the
+    process noise, or to the whole conditional variance where the density of h given v is used."""
 
     only_for: ClassVar[str | None] = "hidden"
 
@@ -81,7 +81,7 @@ class FollowedLayer(Rule):
 
 
 def closed_form(name: str, rule: Rule) -> Rule:
-    """``rule`` as ``Collapsed`` takes it.
+    """``rule`` in the form that ``Collapsed`` uses.
 
     Raises:
         ValueError: a rule that keeps other dependencies, weights other than the model's, or a scale of one or more.
@@ -98,20 +98,10 @@ def closed_form(name: str, rule: Rule) -> Rule:
         raise expected(
             f"GivenInducing() with the model's weights for {name!r}",
             repr(rule.weights),
-            (
-                "the best free weights are multiples of the model's, which GivenInducing() finds; "
-                "guides.InducingPoint(model, sites=...) takes others, and draws hidden values"
-            ),
+            "GivenInducing() finds the best ones; for others use guides.InducingPoint(model, sites=...)",
         )
     if rule.scale is not None and rule.scale >= 1:
-        raise expected(
-            (
-                f"the scale of GivenInducing() for {name!r} to be below 1, the share of the process noise "
-                "that is left given v"
-            ),
-            rule.scale,
-            "leave it out, or try 0.5",
-        )
+        raise expected(f"a scale of GivenInducing() for {name!r} below 1, relative to the noise", rule.scale, "try 0.5")
     return FollowInducing() if rule.scale is None else FollowInducing(rule.scale)
 
 
@@ -142,11 +132,8 @@ def followed_layers(
         )
         if use.function.blocked:
             raise expected(
-                (
-                    f"hidden layer {name!r}, which follows its inducing values, to be of a function that was "
-                    "opened outside of plates"
-                ),
-                f"one for each of {use.function.groups} groups",
+                f"hidden layer {name!r}, which follows its inducing values, opened outside of plates",
+                f"a function for each of {use.function.groups} groups",
                 f"give {name!r} the rule guides.Normal()",
             )
         inducing: Any = use.function.site

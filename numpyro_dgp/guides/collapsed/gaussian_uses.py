@@ -1,9 +1,9 @@
 """The expected log density of a program with Gaussian hidden layers, as quadratics in the inducing values.
 
-Which input columns of a layer are Gaussian (hidden values or latents), and what depends on integrated values: found
-in the jaxpr of the program.
+The jaxpr of the program shows which input columns of a layer are Gaussian (hidden values or latents), and which arrays
+depend on integrated values.
 
-A Gaussian belief with one covariance for all outputs, as that of observations which all outputs have alike.
+A Gaussian belief has one covariance for all outputs where all outputs have the same observations.
 """
 
 from __future__ import annotations
@@ -340,14 +340,14 @@ def uses_of(sites: dict[str, Message], known: dict[str, Gaussian]) -> dict[str, 
 
 
 def is_dense(function: Any) -> bool:
-    """Whether closed forms may build matrices (M, M) for a random function: it is on ``dgp.Points`` or alike."""
+    """Whether closed forms may build matrices (M, M) for a random function, as on ``dgp.Points``."""
     return isinstance(function, InducedFunction) and function.dense
 
 
 def with_open_variance(
     uses: dict[str, Use], columns: dict[str, tuple[Column, ...]], sites: dict[str, Message]
 ) -> dict[str, Use]:
-    r"""The uses, with the variance that v leaves open in the noise of hidden layers whose inputs are data.
+    r"""The uses, with the conditional variance added to the noise of hidden layers whose inputs are data.
 
     .. math:: \log p(h_n \mid v, x_n) = \log N(h_n;\, m(x_n) + a_n v,\, c_n), \qquad
               c_n = k(x_n, x_n) - a_n a_n^\top + s^2 ,
@@ -372,10 +372,7 @@ def _of_likelihood(name: str, fn: Any, site: Message) -> Use:
         not isinstance(fn.f_x, MixedValues),
         f"independent functions under the likelihood at {name!r}",
         "mixtures, f(x).mix(W)",
-        (
-            "their posteriors are not independent and have no closed form here; use "
-            "guides.InducingPoint(), and natural gradients for q(v)"
-        ),
+        "mixtures have no closed form here; use guides.InducingPoint() and natural gradients for q(v)",
     )
     expect(
         fn.normal_form() is not None and fn.collapse == "bound",
@@ -424,9 +421,8 @@ def _under_noise(fn: Any, site: Message, variance: ArrayLike, open: bool) -> Use
 def at_inducing_inputs(A: Array, variances: Array, points: Any, rows: Array) -> tuple[Array, Array]:
     r"""Features (N, M) and variances given v (N,) of data, some of which are at inducing inputs.
 
-    The jitter of k(Z, Z) is the variance of noise of the function itself at the inducing inputs: a datum there sees the
-    inducing value. Counted as variance that v leaves open, it would be divided by the variance of the noise of y, which
-    in codes without noise is smaller.
+    The jitter of k(Z, Z) is noise of the function itself at the inducing inputs, which a datum there shares. Counted as
+    conditional variance, it would be divided by the noise variance of y, which is smaller in codes without noise.
 
     Args:
         A: features :math:`L^{-1} k(Z, x_n)` of the data (N, M).
@@ -446,7 +442,7 @@ def at_inducing_inputs(A: Array, variances: Array, points: Any, rows: Array) -> 
 
 
 def optimal_belief(total: Quadratic, scalar: bool) -> FullBelief | SharedBelief:
-    """q(v), from the quadratic of all uses of a function: with one covariance where its outputs have one."""
+    """The optimal q(v) from the quadratic of all uses of a function, with one covariance where outputs share it."""
     loc, root = total.optimum()
     if scalar:
         return FullBelief(loc[0], root.reshape(root.shape[-2:]))
@@ -458,10 +454,7 @@ def _of_hidden(name: str, fn: Any, site: Message, known: dict[str, Gaussian]) ->
         raise expected(
             f"process noise at hidden layer {name!r}, f(x, noise=s), and values drawn row by row",
             "no noise" if is_row_by_row(fn) else "f.joint(x)",
-            (
-                "without noise its mean-field bound is that of a nearly singular Gaussian; write the noise, "
-                "or use guides.InducingPoint()"
-            ),
+            "write f(x, noise=s), or use guides.InducingPoint(): without noise the bound is nearly singular",
         )
     shape, event_dim = fn.loc.shape, fn.event_dim
     target, variance = (_rows(a, shape, event_dim) for a in known[name])
@@ -478,7 +471,7 @@ def _rows(value: Array, shape: tuple[int, ...], event_dim: int) -> Array:
 
 
 def _entry_weights(fn: Any, site: Message) -> Array:
-    """How much each entry counts (N, P), or (N, 1) and (1, 1): masks and scales of the program, missing entries."""
+    """Weights of entries (N, P), or (N, 1) and (1, 1), from masks and scales of the program and missing entries."""
     weights = _weights(site)
     if fn.observed is None:
         return weights
@@ -489,7 +482,7 @@ def _entry_weights(fn: Any, site: Message) -> Array:
 
 
 def _weights(site: Message) -> Array:
-    """How much each row counts (N, 1) or (1, 1): masks and scales of the program."""
+    """Weights of rows (N, 1) or (1, 1), from masks and scales of the program."""
     scale = site["scale"]
     weights = jnp.asarray(1.0 if scale is None else scale)
     for fn in masks_around(site["fn"]):

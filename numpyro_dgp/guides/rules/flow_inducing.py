@@ -1,4 +1,4 @@
-"""A rule for inducing values whose posterior is not Gaussian: a normalising flow."""
+"""A rule for inducing values with a non-Gaussian posterior: a normalising flow."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ class SinhArcsinh(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class Flow(Rule):
-    r"""A Gaussian whose standard normal numbers go through a learned bijection first; joint over all outputs.
+    r"""A normalising flow: a Gaussian whose standard normal numbers are first mapped by a learned bijection; joint over
+    outputs.
 
     .. math:: v = m + R\, T(\epsilon), \qquad
               \log q(v) = \log N(\epsilon; 0, I) - \log\lvert\det T'(\epsilon)\rvert - \log\lvert\det R\rvert
@@ -147,10 +148,7 @@ class Flow(Rule):
             raise expected(
                 "the bijector to return a transform of all real numbers",
                 f"{type(transform).__name__} of {transform.domain}",
-                (
-                    "normal numbers outside of that have no density there; ComposeTransform([ExpTransform(), "
-                    "...]) makes them positive first"
-                ),
+                "begin with a positive one, ComposeTransform([ExpTransform(), ...])",
             )
         return Flowed(base, transform, (1, -1) if self.antithetic else (1,))
 

@@ -1,13 +1,13 @@
-r"""Global inducing points: q(v) from pseudo-observations at pseudo-inputs that are propagated through the layers.
+r"""Global inducing points: q(v) from pseudo-observations at pseudo-inputs propagated through the layers.
 
 With pseudo-observations t of the function at inputs x of its layer, with precision :math:`\Lambda`, and features A,
 
 .. math:: q(v) \propto N(v;\, 0, I)\; N(t;\, m(x) + A v,\, \Lambda^{-1})
           = N\bigl(\Sigma A^\top \Lambda\, (t - m(x)),\; \Sigma\bigr), \qquad \Sigma^{-1} = I + A^\top \Lambda A .
 
-The inputs x of a layer are the means, given the inducing values drawn below, of the layers that the pseudo-inputs go
-through. Any function of these draws gives a density q(v | v below), so that the map needs no density of its own: the
-open variance of a layer given v and its process noise are left out.
+The inputs x of a layer are the pseudo-inputs propagated through the conditional means of the layers below, given their
+drawn inducing values. Any deterministic function of these draws gives a valid density q(v | v below), so conditional
+variance and process noise may be left out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["GlobalInducing"]
 
 @dataclasses.dataclass(frozen=True)
 class GlobalInducing(Rule):
-    r"""Inducing values that depend on those of all layers below, by pseudo-inputs that go through the program.
+    r"""Inducing values that depend on those of all layers below through propagated pseudo-inputs.
 
     .. math::
         q = \prod_\ell q(v^\ell \mid v^{<\ell}) \prod_n p(h^\ell_n \mid v^\ell, h^{\ell-1}_n), \qquad
@@ -183,9 +183,7 @@ def _centres(X: Array, count: int, labels: Sequence[int]) -> Array:
         distinct = len(np.unique(np.asarray(rows), axis=0))
         if count > distinct:
             raise expected(
-                f"num_inducing of at most {distinct}, the number of distinct rows of the inputs",
-                count,
-                "more cannot add anything",
+                f"num_inducing of at most {distinct}, the distinct rows of the inputs", count, "more add nothing"
             )
         return kmeans(np.asarray(rows), count, labels=labels)
 

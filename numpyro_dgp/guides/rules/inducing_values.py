@@ -1,13 +1,15 @@
-r"""Rules for whitened inducing values: Gaussians with full covariances or independent numbers.
+r"""Rules for whitened inducing values: Gaussians with full, diagonal or sparse covariance factors.
 
-How a guide's scale matrices are parameterised for gradient steps.
+**Parameterisation of scale matrices.**
 
-A lower triangular factor is written :math:`R = \mathrm{diag}(e^\rho)\,(I + F)` with F strictly lower triangular, and
+A lower triangular factor is parameterised as :math:`R = \mathrm{diag}(e^\rho)\,(I + F)` with F strictly lower
+triangular, and
 optimised in the matrix that holds :math:`\rho` on its diagonal and F below. Inner layers start at a small scale
-:math:`\sigma`. There the divergence has slope :math:`-1/\sigma` in the entries of R, which an adaptive optimiser
-remembers for thousands of steps; its slope in :math:`\rho` is at most one (``docs/numerics.md``).
+:math:`\sigma`. There the derivative of the divergence by the entries of R is :math:`-1/\sigma`, which the moving
+averages of an adaptive optimiser keep for thousands of steps; the derivative by :math:`\rho` is at most one
+(``docs/numerics.md``).
 
-A rule for values conditioned on their neighbours: a Gaussian with as sparse a factor as the prior has.
+For values conditioned on their neighbours, the factor is as sparse as that of the prior.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ def _transform_to_row_scaled_tril(constraint: _RowScaledTril) -> RowScaledTransf
 
 @dataclasses.dataclass(frozen=True)
 class SparseFactor(Rule):
-    r"""Values of a process of ``dgp.Neighbours``: a Gaussian whose factor is as sparse as the prior's.
+    r"""Values of a process of ``dgp.Neighbours``: a Gaussian with the sparsity pattern of the prior's factor.
 
     .. math:: v = t + R \epsilon, \qquad R_{ij} \ne 0 \text{ only for } j = i \text{ and } j \in c(i)
 

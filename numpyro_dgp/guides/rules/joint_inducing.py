@@ -1,16 +1,15 @@
-r"""A rule for the inducing values of a layer: one Gaussian over all outputs together.
+r"""Rules for inducing values: one Gaussian over all outputs of a layer, and Markov dependence across layers.
 
-One Gaussian over the inducing values of all outputs of a layer, which is drawn.
+A joint Gaussian over all outputs is drawn, not integrated out.
 
-A rule for inducing values that depend on those of the layer below: Markov dynamics across layers.
+In the Markov rule, inducing values depend on those of the layer below.
 
 With :math:`v^- \sim N(m^-, \Sigma^-)` the values of a layer are Gaussian too, :math:`v \sim N(m, \Sigma)` with
 
 .. math:: m = U m^- + t, \quad \Sigma = U \Sigma^- U^\top + \Omega, \quad \operatorname{Cov}[v, v^-] = U \Sigma^- .
 
-If the posterior of hidden values does not depend on inducing values, this dependence does not improve the bound
-(Chamberlin, 2016, section 4.5). If it does, a draw of the lower function determines which upper function fits the data,
-and the bound gains.
+This dependence improves the bound only if the posterior of hidden values depends on inducing values (Chamberlin, 2016,
+section 4.5): then a draw of the lower function determines which upper function fits the data.
 """
 
 from __future__ import annotations
@@ -72,11 +71,11 @@ class JointInducing(SiteDistribution):
         return JointInducing(loc, self.scale_tril)
 
     def from_white(self, white: Array) -> Array:
-        """The draw that standard normal numbers of its shape give."""
+        """The draw for given standard normal numbers of its shape."""
         return self.loc + matmul(self.scale_tril, self._flat(white)[..., None]).reshape(white.shape)  # m + R e
 
     def white(self, value: Array) -> Array:
-        """The standard normal numbers that give a draw."""
+        """The standard normal numbers of a draw."""
         # R^-1 (vec v - m)
         return solve_lower(self.scale_tril, self._flat(value - self.loc)[..., None]).reshape(value.shape)
 

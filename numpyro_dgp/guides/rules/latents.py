@@ -1,6 +1,6 @@
-"""Rules for latent variables per datum: a network's Gaussian, and the optimum by quadrature.
+"""Rules for latents per datum: an amortised Gaussian, and the optimal q(w) by quadrature.
 
-Small networks whose weights are parameters of a site.
+The networks are small, and their weights are parameters of the site.
 """
 
 from __future__ import annotations
@@ -74,12 +74,9 @@ def _dimensions(rule: Rule, site: SiteContext) -> int:
     """Columns of a latent site."""
     expect(
         site.fn.event_dim == 1 and not site.fn.support.is_discrete and site.in_plate,
-        f"site {site.name!r} to be a vector of latent numbers per datum",
+        f"site {site.name!r} to be a vector of latents per datum",
         f"a {type(site.fn).__name__} of event shape {site.fn.event_shape}",
-        (
-            f"draw it by dgp.latent in the data plate, or give it another rule, sites={{{site.name!r}: "
-            "dgp.guides.Normal()}"
-        ),
+        f"draw it by dgp.latent in the data plate, or pass sites={{{site.name!r}: dgp.guides.Normal()}}",
         f"rule {type(rule).__name__}",
     )
     return site.fn.event_shape[0]
@@ -202,10 +199,7 @@ class Quadrature(Prior):
             raise expected(
                 f"at most two standard normal columns at site {site.name!r}",
                 f"{dim} of a {type(site.fn).__name__}",
-                (
-                    f"draw one or two by dgp.latent({site.name!r}, X, 1), or use guides.Normal() or "
-                    "guides.Amortised() with ImportanceWeighted instead"
-                ),
+                f"draw dgp.latent({site.name!r}, X, 1), or use guides.Normal() with ImportanceWeighted",
             )
         return site.fn
 

@@ -1,7 +1,4 @@
-"""A rule for many inducing values: a covariance, or a precision, that is a diagonal and a matrix of low rank.
-
-A Gaussian over inducing values whose covariance or precision is a diagonal and a matrix of low rank.
-"""
+"""A rule for many inducing values: a Gaussian whose covariance or precision is a diagonal plus a matrix of low rank."""
 
 from __future__ import annotations
 
@@ -110,7 +107,7 @@ class LowRank(Rule):
               \mathrm{diag}(\sigma_p)\, (I + U_p U_p^\top)^{\pm 1}\, \mathrm{diag}(\sigma_p)\bigr)
 
     with U (M, J). For thousands of inducing values, where M² numbers and B M² operations are too many: M (J + 2)
-    numbers, and variances at B inputs in B M J operations. No M x M matrix is made, but for what the representation
+    numbers, and variances at B inputs in B M J operations. No M x M matrix is made, except for what the representation
     itself needs (``Points``: the factor of k(Z, Z)). The divergence is in closed form by the matrix determinant lemma
     (:mod:`numpyro_dgp.math.gaussians`).
 

@@ -1,4 +1,4 @@
-r"""A rule for inducing values whose posterior has several modes: a mixture of Gaussians.
+r"""A rule for inducing values with a multimodal posterior: a mixture of Gaussians.
 
 With :math:`q(v) = \sum_k \pi_k q_k(v)` a bound is a sum over components, because an expectation is linear in q:
 
@@ -122,7 +122,7 @@ class MixtureOfGaussians(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class _Component(SiteContext):
-    """A site as the rule of one component sees it: the means start elsewhere."""
+    """A site for the rule of one component, with other initial means."""
 
     moved: Callable[[Array], Array]
 

@@ -1,4 +1,4 @@
-"""Rules that treat every number of a site on its own, on any support: a Gaussian or a point."""
+"""Rules that factorise over the entries of a site, on any support: a Gaussian or a point."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Delta", "Normal"]
 
 @dataclasses.dataclass(frozen=True)
 class Normal(Rule):
-    r"""Independent Gaussians, one per number: :math:`q(z) = N(\mu, \sigma^2)` on the unconstrained scale.
+    r"""Independent Gaussians, one per entry: :math:`q(z) = N(\mu, \sigma^2)` on the unconstrained scale.
 
     It is for hyperparameters, for latents, and for hidden values, where it is the mean-field family of
     Chamberlin (2016).
@@ -117,8 +117,8 @@ def _bijection(rule: Rule, site: SiteContext) -> Any:
     expect(
         not site.fn.support.is_discrete,
         "a continuous site",
-        f"discrete site {site.name!r} ({type(site.fn).__name__})",
-        "sum it out in the model, or give it guides.Prior()",
+        f"{site.name!r} ({type(site.fn).__name__})",
+        "marginalise it in the model, or give it guides.Prior()",
         f"rule {type(rule).__name__}",
     )
     return biject_to(site.fn.support)

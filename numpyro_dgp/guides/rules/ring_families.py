@@ -34,7 +34,7 @@ _STIFF = 1e8
 
 @dataclasses.dataclass(frozen=True)
 class _RingRule(Rule):
-    """What the families share: their parameters are means and positive diagonals.
+    """Base class of the families: their parameters are means and positive diagonals.
 
     Args:
         scale: initial standard deviation, relative to the prior; by default 1e-2 for inner layers, else 1.
@@ -67,7 +67,7 @@ class _RingRule(Rule):
 
 
 def _warn_if_stiff(rule: str, name: str, prior: Any) -> None:
-    r"""Warn of a prior so nearly singular that first-order optimisers do not move scales on the grid.
+    r"""Warn of a nearly singular prior, under which first-order optimisers do not move scales on the grid.
 
     The divergence has :math:`\tfrac12 \mathrm{tr}(C^{-1} \Gamma C \Gamma)`: scales of neighbours that differ cost up to
     the condition number of C.

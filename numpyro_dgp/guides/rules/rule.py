@@ -1,7 +1,7 @@
-"""Rules. A rule is called at a latent site while the program runs, and returns its variational distribution.
+"""Rules: a rule is called at a latent site while the program runs, and returns its variational distribution.
 
 The parameters of that distribution are ``numpyro.param`` sites called ``"<site>_<prefix>_<parameter>"``, created
-inside the plates of the site, so that parameters of single data are subsampled together with the data.
+inside the plates of the site, so that parameters per datum are subsampled with the data.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Rule(Checked):
     ``num_nodes``       it is a quadrature rule of that many nodes for a latent per datum, given by ``nodes``
     ``follows``         the site of the inducing values that its distribution depends on, ``site.below()``
     ``follows_layers``  it depends on the inducing values of all layers below, through ``site.at_rows(...)``
-    ``only_for``        the one argument of a guide that takes it, beside ``sites``; another is refused
+    ``only_for``        the one argument of a guide that takes it, in addition to ``sites``
     ==================  ==========================================================================================
 
     Example:
@@ -178,7 +178,7 @@ def initial_scale(scale: float | None, site: SiteContext) -> float:
 
 
 def require_rows(rule: Rule, site: SiteContext, got: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    """Refuse parameters of an exact process at other rows, or above several values of a latent at once.
+    """Raise for parameters of an exact process at other rows, or above several values of a latent at once.
 
     Args:
         rule: the rule.
@@ -192,24 +192,21 @@ def require_rows(rule: Rule, site: SiteContext, got: tuple[int, ...], expected: 
     expect(
         len(expected) <= len(got) or expected[-1] != got[-1],
         f"the exact process at {site.name!r} to have one value at each row",
-        (f"parameters of shape {got} where this call needs {expected}, for every weighted value of a latent below"),
-        "hold the layer by dgp.Points, or take guides.InducingPoint() with latent=guides.Normal()",
+        f"parameters of shape {got} where this call needs {expected}",
+        "use dgp.Points for the layer, or guides.InducingPoint() with latent=guides.Normal()",
         f"rule {type(rule).__name__}",
     )
     expect(
         got == expected,
         f"the exact process at {site.name!r} at the rows of the fit",
         f"shape {got} where this call needs {expected}",
-        (
-            "for other rows keep the inputs X of the fit outside the model and call f.condition(X, v) at "
-            "those of the call"
-        ),
+        "for other rows call f.condition(X, v), with the inputs X of the fit, at those of the call",
         f"rule {type(rule).__name__}",
     )
 
 
 def warn_of_rows(name: str) -> None:
-    """Warn that values of an exact process are taken at rows that nothing shows to be those of the fit.
+    """Warn that values of an exact process are used at rows that may not be those of the fit.
 
     Args:
         name: of the site of the values.
@@ -223,7 +220,7 @@ def warn_of_rows(name: str) -> None:
 
 
 def require_site(kind: type | tuple[type, ...], rule: Rule, site: SiteContext, what: str) -> None:
-    """Refuse a site that a rule has no distribution for.
+    """Raise for a site to which a rule does not apply.
 
     Args:
         kind: classes that the model's distribution there may be of.

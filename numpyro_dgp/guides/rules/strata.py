@@ -1,11 +1,11 @@
-r"""Posteriors of inducing values that are no single Gaussian, in parts that ``dgp.ELBO`` evaluates one by one.
+r"""Non-Gaussian posteriors of inducing values, in parts that ``dgp.ELBO`` evaluates one by one.
 
 .. math:: q(v) = \sum_i w_i\, q_i(v), \qquad
           E_q[F(v)] = \sum_i w_i\, E_{q_i}[F(v)]
 
-Every part is visited, with its weight, instead of one that is drawn: the estimate has less variance, and its gradient
-by the weights needs no draw of a discrete number. A part that is a :class:`~numpyro_dgp.functions.weights.Belief` is
-integrated out by its layer. Everywhere else q is a distribution that can be drawn from.
+Every part is evaluated with its weight, instead of drawing one: the estimate has less variance, and its gradient by the
+weights needs no discrete draws. A part that is a :class:`~numpyro_dgp.functions.weights.Belief` is integrated out by
+its layer. Everywhere else q is sampled.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class BeliefMixture(Stratified):
 
 
 class Flowed(Stratified):
-    r"""A Gaussian whose standard normal numbers go through a bijection first: :math:`v = m + R\, T(\epsilon)`.
+    r"""A Gaussian whose standard normal numbers are first mapped by a bijection: :math:`v = m + R\, T(\epsilon)`.
 
     .. math:: \log q(v) = \log N(\epsilon; 0, I) - \log\lvert\det T'(\epsilon)\rvert - \log\lvert\det R\rvert
 

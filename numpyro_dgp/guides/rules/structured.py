@@ -2,7 +2,7 @@ r"""Rules for hidden layers whose values depend on the inducing values, on each 
 
 Each works with any kernel, likelihood and minibatch. Under ``dgp.ELBO`` inducing values are still integrated out.
 
-Posteriors of hidden values that keep their dependence on the inducing values of their layer.
+**Dependence on the inducing values of the layer.**
 
 .. math:: q(h_n \mid v) = N(T_n v + t_n, \Omega_n), \qquad p(h_n \mid v, x_n) = N(m(x_n) + a_n v, c_n)
 
@@ -44,7 +44,7 @@ __all__ = ["ConditionalValues", "CorrelatedOutputs", "GivenBelow", "GivenInducin
 
 
 class ConditionalValues(FunctionValues):
-    r"""q(h | v), every number on its own.
+    r"""q(h | v), independent over entries.
 
     Args:
         loc: means (..., P) or (...,), at the mean of v where a belief about v is integrated out.
@@ -253,12 +253,7 @@ class JointOutputs(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         _require_weights("JointOutputs", self.weights)
-        expect(
-            self.weights != "model",
-            'weights "free", a rank or a function',
-            '"model"',
-            "the model does not join outputs; use GivenInducing()",
-        )
+        expect(self.weights != "model", 'weights "free", a rank or a function', '"model"', "use GivenInducing()")
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
         fn, function = require_hidden(self, site)
@@ -389,7 +384,7 @@ def _weights(weights: LinearWeights, site: SiteContext, fn: Any, inner: tuple[in
         found, shape = jnp.asarray(weights(fn.inputs), dtype), (*fn.loc.shape, *inner, M)
         expect(
             found.shape == shape,
-            (f"a function from inputs {fn.inputs.shape} to weights {shape}, of every row, output and inducing value"),
+            f"a function from inputs {fn.inputs.shape} to weights {shape}, of every row, output and inducing value",
             found.shape,
             "the inducing values go last",
             at=f"weights of site {site.name!r}",
