@@ -36,14 +36,13 @@ __all__ = ["Given", "Part", "Split", "given_others", "grid_of"]
 class Split:
     """Where the values of each function are among the columns of all of them.
 
-        Args:
-            outputs: of each function, ``None`` for a scalar one.
+    Args:
+        outputs: of each function, ``None`` for a scalar one.
 
-        Example:
-            >>> import jax.numpy as jnp
-    import numpy as np
-            >>> [part.shape for part in Split((2, None)).parts(jnp.zeros((5, 3)))]
-            [(5, 2), (5,)]
+    Example:
+        >>> import jax.numpy as jnp
+        >>> [part.shape for part in Split((2, None)).parts(jnp.zeros((5, 3)))]
+        [(5, 2), (5,)]
     """
 
     def __init__(self, outputs: Sequence[int | None]) -> None:
