@@ -166,7 +166,7 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
         'mixes the 2 outputs of f'
         >>> read(lambda v: dist.Normal(v, jnp.cumsum(jnp.exp(v))), f_x)
         Traceback (most recent call last):
-        ValueError: Likelihood: expected a conditional in which every y sees one row of v, got Normal, which takes ...
+        ValueError: expected a conditional in which every y depends on one row of v, got Normal, which takes ...
     """
     expect(
         not isinstance(conditional, dist.Distribution) and callable(conditional),
