@@ -285,7 +285,7 @@ def test_lengthscales_that_do_not_fit_are_warned_of(scale):
         (lambda: dgp.Basis.around(X, 1.0, error=2.0), "expected error to be a share of the variance below one"),
         (lambda: dgp.Basis.around(X, [1.0, 2.0]), r"expected lengthscale to be of shape \(\) or \(1,\), got \(2,\)"),
         (lambda: dgp.Basis.around(X, 1.0, longest=0.5), "expected the longest lengthscale as longest, got 0.5"),
-        (lambda: dgp.Basis.around(X, 1.0, kernel=RBF()), "Basis.around: expected the class of a kernel, got RBF"),
+        (lambda: dgp.Basis.around(X, 1.0, kernel=RBF()), "Basis.around: expected a kernel class, got RBF"),
         (lambda: dgp.Basis.around(X, 1e-9), "expected lengthscales resolved by a million sines"),
         (lambda: dgp.Basis.around(X, 1.0, kernel=Periodic), "Periodic has no spectral density"),
         (lambda: layer(dgp.kernels.ArcCosine(), BASIS), "ArcCosine has no spectral density"),

@@ -126,7 +126,7 @@ HALF = r"expected labels 0 to 2 in column 0 of its inputs, got 0.5 \(1 such valu
         (lambda: (K.RBF() + 2.0 * K.Embedding(TABLE[:, :1]).on(1))(X3 - [[0, 1, 0]], X3), "got -1 .* -1 in pandas, is"),
         (lambda: K.Embedding(TABLE[:, 0]), r"expected a table of shape \(L, Q\), one row per category, got \(3,\)"),
         (lambda: K.Embedding(TABLE / 0), "expected finite table of Embedding, got"),
-        (lambda: K.Embedding(TABLE, K.RBF), "Embedding: expected a kernel of the places, got type: for example"),
+        (lambda: K.Embedding(TABLE, K.RBF), "Embedding: expected a kernel of the places, got type: dgp.kernels.RBF"),
         (lambda: dgp.initial.Standardizer.fit(X3, keep=[3]), r"Standardizer.fit: expected keep to be numbers of colum"),
         (lambda: dgp.initial.kmeans(X3, 2, labels=[True]), r"kmeans: expected labels to be numbers of columns, .*True"),
         (

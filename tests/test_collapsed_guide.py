@@ -358,7 +358,7 @@ def mixed(X, y=None):
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        (mixed, {}, "expected independent functions under the likelihood at 'y', got mixtures, f.x..mix.W.: their"),
+        (mixed, {}, "expected independent functions under the likelihood at 'y', got mixtures, f.x..mix.W.: mixtures"),
         (variant(batch=7), {}, "Collapsed: expected a program over all data, got plate 'data' that takes 7 of 30"),
         (variant(noise=None), {}, "expected process noise at hidden layer 'h'.* got no noise"),
         (variant(y=dist.Laplace), {}, "expected a Gaussian likelihood at 'y'"),

@@ -532,7 +532,7 @@ def test_rows_are_left_out_only_where_programs_are_weighed():
         (lambda: dgp.fit_best(family, KEY, X, STEP, least_odds=[0, 1]), "expected least_odds as a number from 0"),
         (
             lambda: dgp.fit_best(family, KEY, X, STEP, previous=3),
-            "fit_best: expected previous, what fit_best returned before, got int",
+            "fit_best: expected previous, a result of fit_best, got int",
         ),
         (
             lambda: dgp.fit_best(family, KEY, X, STEP, previous=MIXTURE),

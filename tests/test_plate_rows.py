@@ -91,7 +91,7 @@ WRONG = {
         under(handlers.scale(scale=jnp.ones((N, 1)))),
         X,
         Y,
-        r"expected weights .*got shape \(30, 1\)",
+        r"expected weights .*got \(30, 1\)",
     ),
     "a plate longer than the data": (plate(60), X, Y, f"plate 'data': {SHORT} 60, got one of shape .30, 1."),
     "a minibatch of more rows than there are": (plate(60, 5), X, Y, f"{SHORT} 60"),
@@ -380,7 +380,7 @@ def test_every_path_refuses_values_drawn_together():
         lambda: dgp.Posterior(model, samples={"s": jnp.zeros(1)}).predict(KEY, X),
     ]
     for path in paths:
-        with pytest.raises(ValueError, match="in front of the plate"):
+        with pytest.raises(ValueError, match="before the plate"):
             path()
 
 

@@ -295,9 +295,9 @@ def test_main_effects_are_curves_with_two_bands(key):
 def test_figures_of_sensitivity_refuse_other_things(key):
     found = dgp.design.sobol_indices(lines, BOX, key, num_points=2, progress_bar=False)
     effects = dgp.design.main_effects(lines, BOX, key, num_points=2, num_values=2, progress_bar=False)
-    with pytest.raises(ValueError, match=r"expected what design.sobol_indices returns, got MainEffects"):
+    with pytest.raises(ValueError, match=r"expected what dgp.design.sobol_indices returns, got MainEffects"):
         plots.sobol_indices(effects)
-    with pytest.raises(ValueError, match=r"expected what design.main_effects returns, got SobolIndices"):
+    with pytest.raises(ValueError, match=r"expected what dgp.design.main_effects returns, got SobolIndices"):
         plots.main_effects(effects, reference=found)
     with pytest.raises(
         ValueError, match=r"reference with the columns speed, m/s, mass, kg, angle, got x0, x1, x2: call"

@@ -260,7 +260,7 @@ def test_bad_input():
     for wrong, match in [
         ({"probes": 1}, "Solver: expected probes to be at least 2, got 1"),
         ({"steps": 0}, "Solver: expected steps to be a positive integer, got 0"),
-        ({"exact": -1}, "Solver: expected exact to be an integer of at least zero, got -1"),
+        ({"exact": -1}, "Solver: expected exact, an integer of 0 or more, got -1"),
         ({"tol": 0.0}, "Solver: expected tol to be positive"),
         ({"seed": None}, "Solver: expected seed to be an integer, got None"),
     ]:

@@ -165,7 +165,7 @@ def named(X, y=None, X_variance=None):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda p, k: p.predict(k, X, X_variance=-0.1), "X_variance of 0 or more and not negative, got -0.1"),
+        (lambda p, k: p.predict(k, X, X_variance=-0.1), "X_variance of 0 or more, got -0.1"),
         (lambda p, k: p.predict(k, X, X_variance=np.full(2, np.nan)), "X_variance of 0 or more"),
         (lambda p, k: p.predict(k, X, X_variance=np.ones(3)), r"broadcasts to the inputs \(9, 2\), got \(3,\)"),
         (lambda p, k: p.predict(k, X=X, X_variance=0.1), "array of real inputs as the first argument.*got none"),

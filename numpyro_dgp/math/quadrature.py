@@ -74,7 +74,7 @@ class QuadratureRule:
     size: Any
 
     def nodes(self, loc: Array, variance: Array) -> Nodes:
-        """Points of shape (K, *loc.shape) and log weights (K,)."""
+        """Points of shape ``(K, *loc.shape)`` and log weights (K,)."""
         raise NotImplementedError
 
     def at_mean(self, columns: range) -> QuadratureRule:

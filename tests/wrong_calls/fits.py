@@ -260,7 +260,7 @@ WRONG = [
     Wrong(
         "another number of rows",
         lambda: stream(dgp.minibatch(line, data=24)),
-        r"expected site 'y' to count every row of a batch 12 / 4 = 3 times, got 6 times: is the number",
+        r"expected site 'y' to count every row of a batch 12 / 4 = 3 times, got 6 times: does dgp.minibatch",
         UserWarning,
     ),
     Wrong("a plate that is none", lambda: stream(dgp.minibatch(line, rows=12)), r"none named \['rows'\]"),
