@@ -167,7 +167,7 @@ def test_other_versions_warn_and_go_on(written, tmp_path):
 
 def test_files_of_an_older_version_are_refused(tmp_path):
     write_arrays(tmp_path / "a.npz", {"losses": np.zeros(3), "leaf0": np.zeros(2)})
-    with pytest.raises(ValueError, match="got one of an older version, which does not say of which fit it is: remove"):
+    with pytest.raises(ValueError, match="got one of an older version, which does not identify its fit: remove"):
         fit(tmp_path / "a.npz")
 
 

@@ -303,7 +303,7 @@ def test_parameters_that_a_file_would_not_give_back(tmp_path, x32):
     file = tmp_path / "a.npz"
     with pytest.raises(ValueError, match=r"save: expected numbers of a dtype that NumPy has .*\['a'\], got bfloat16"):
         dgp.save(file, {"a": jnp.ones(2, jnp.bfloat16)})
-    with pytest.raises(ValueError, match=r"save: expected names in dicts to be text, got \('a', 'b'\)"):
+    with pytest.raises(ValueError, match=r"save: expected text as names in dicts, got \('a', 'b'\)"):
         dgp.save(file, {("a", "b"): jnp.ones(2)})
     assert not file.exists()
     for value in (2**40 + 1, 1e300):  # they were 1 and inf
