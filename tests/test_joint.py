@@ -303,7 +303,7 @@ def test_observations_of_another_shape_are_refused(outputs):
         model()
     prior, y = sites["y"]["fn"], Y if outputs is None else jnp.stack([Y] * outputs, -1)
     for value in (jnp.zeros(()), y[:1], y[:-1], y[..., None], y[:, None] if outputs is None else Y):
-        message = f"f(x): expected observations y of shape {y.shape}, got {value.shape}: a scalar function"
+        message = f"f(x): expected observations y of shape {y.shape}, got {value.shape}: y is (N,)"
         with pytest.raises(ValueError, match=re.escape(message)):
             prior.log_prob(value)
         if value.shape == y[:1].shape:

@@ -42,9 +42,7 @@ def test_an_unseen_group_is_an_error_and_not_the_last_one(how, key):
     np.testing.assert_allclose(posterior.predict(key, X, group).mean, [1.5, 2.5, 3.5], rtol=1e-6)
     for label in (3, 7, -1):
         other, inputs = group.at[1].set(label), X.at[1, 1].set(label)
-        with pytest.raises(
-            ValueError, match=rf"Posterior.*: expected indices from 0 to 2 .* 3 row.*, got {label} among"
-        ):
+        with pytest.raises(ValueError, match=rf"Posterior.*: expected indices from 0 to 2 .*, got {label} among"):
             posterior.predict(key, inputs, other)
 
 
@@ -56,7 +54,7 @@ def test_every_method_refuses_an_unseen_group(key):
         lambda: posterior.log_density(key, jnp.zeros(3), X, group),
         lambda: posterior.using(batch_size=2, progress_bar=False).predict(key, X, group),
     ):
-        with pytest.raises(ValueError, match=r"Posterior\.\w+: expected indices from 0 to 2 .* 3 row.*, got 3 among"):
+        with pytest.raises(ValueError, match=r"Posterior\.\w+: expected indices from 0 to 2 .*, got 3 among"):
             call()
 
 
