@@ -72,7 +72,7 @@ def checked(check: Callable[[str, Any], Any], default: Any = _MISSING, *, static
     return dataclasses.field(default=default, metadata={"check": check, "static": static}, **options)
 
 
-def number(default: Any = _MISSING, static: bool = False, **options: Any) -> Any:
+def number(default: Any = _MISSING, **options: Any) -> Any:
     """A single positive number."""
 
     def check(name: str, value: Any) -> Any:
@@ -80,10 +80,10 @@ def number(default: Any = _MISSING, static: bool = False, **options: Any) -> Any
         require_positive(name, value)
         return value
 
-    return checked(check, default, static=static, **options)
+    return checked(check, default, **options)
 
 
-def positive(default: Any = _MISSING, *advice: str, static: bool = False, **options: Any) -> Any:
+def positive(default: Any = _MISSING, *advice: str, **options: Any) -> Any:
     """Positive numbers. A list becomes an array, and an array of NumPy is copied, since its owner may change it."""
 
     def check(name: str, value: Any) -> Any:
@@ -91,10 +91,10 @@ def positive(default: Any = _MISSING, *advice: str, static: bool = False, **opti
         require_positive(name, value, *advice)
         return value
 
-    return checked(check, default, static=static, **options)
+    return checked(check, default, **options)
 
 
-def finite(default: Any = _MISSING, advice: str = "", static: bool = False, **options: Any) -> Any:
+def finite(default: Any = _MISSING, advice: str = "", **options: Any) -> Any:
     """A single finite number."""
 
     def check(name: str, value: Any) -> Any:
@@ -102,10 +102,10 @@ def finite(default: Any = _MISSING, advice: str = "", static: bool = False, **op
         require_finite(name, value, advice)
         return value
 
-    return checked(check, default, static=static, **options)
+    return checked(check, default, **options)
 
 
-def nonnegative(default: Any = _MISSING, advice: str = "", static: bool = False, **options: Any) -> Any:
+def nonnegative(default: Any = _MISSING, advice: str = "", **options: Any) -> Any:
     """A single number of at least zero."""
 
     def check(name: str, value: Any) -> Any:
@@ -115,10 +115,10 @@ def nonnegative(default: Any = _MISSING, advice: str = "", static: bool = False,
             raise expected(f"{name} of at least zero", value, advice)
         return value
 
-    return checked(check, default, static=static, **options)
+    return checked(check, default, **options)
 
 
-def array(default: Any = _MISSING, advice: str = "", static: bool = False, **options: Any) -> Any:
+def array(default: Any = _MISSING, advice: str = "", **options: Any) -> Any:
     """Finite numbers. A list becomes an array, and an array of NumPy is copied."""
 
     def check(name: str, value: Any) -> Any:
@@ -126,39 +126,39 @@ def array(default: Any = _MISSING, advice: str = "", static: bool = False, **opt
         require_finite(name, value, advice)
         return value
 
-    return checked(check, default, static=static, **options)
+    return checked(check, default, **options)
 
 
-def count(default: Any = _MISSING, hint: str | None = None, static: bool = False, **options: Any) -> Any:
+def count(default: Any = _MISSING, hint: str | None = None, **options: Any) -> Any:
     """A positive integer; the hint is the default where there is none."""
 
     def check(name: str, value: Any) -> Any:
         require_count(name, value, repr(default) if hint is None else hint)
         return value
 
-    return checked(check, default, static=static, **options)
+    return checked(check, default, **options)
 
 
-def flag(default: bool = False, hint: str | None = None, static: bool = False, **options: Any) -> Any:
+def flag(default: bool = False, hint: str | None = None, **options: Any) -> Any:
     """True or False."""
 
     def check(name: str, value: Any) -> Any:
         expect(isinstance(value, bool), f"{name} to be True or False", repr(value), hint or f"{default} is the default")
         return value
 
-    return checked(check, default, static=static, **options)
+    return checked(check, default, **options)
 
 
-def one_of(*choices: Any, hint: str = "", static: bool = False, **options: Any) -> Any:
-    """One of some values, the first by default, unless ``default`` is among the options."""
-    default = options.pop("default", choices[0])
+def one_of(*choices: Any, default: Any = _MISSING, hint: str = "", **options: Any) -> Any:
+    """One of some values, the first by default."""
+    default = choices[0] if default is _MISSING else default
 
     def check(name: str, value: Any) -> Any:
         names = f"{', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}"
         expect(value in choices, f"{name} to be {names}", repr(value), hint or f"{default!r} is the default")
         return value
 
-    return checked(check, default, static=static, **options)
+    return checked(check, default, **options)
 
 
 def kind_of(*kinds: type, **options: Any) -> Any:

@@ -203,10 +203,6 @@ def white_nodes(rule: GaussHermite | MonteCarlo, dims: int, dtype: jnp.dtype) ->
     return Nodes(points, log_weights.sum(-1))
 
 
-def _require_count(name: str, value: int) -> None:
-    expect(isinstance(value, int) and value >= 1, f"{name} to be a positive integer", repr(value), "20 is the default")
-
-
 MOST_DIRECTIONS = 3
 # Nodes per direction, by the number of directions: about six, five and four digits for log densities.
 _SIZES = {1: 20, 2: 15, 3: 8}
