@@ -1,7 +1,7 @@
 """The figures of the recipes, drawn by their own code: ``python docs/recipe_figures.py [NAME ...]``.
 
-The Python of a page ``recipes/NAME.md`` is one program, whose last lines leave a matplotlib figure in ``figure``. It is
-saved as ``figures/recipe_NAME.png``.
+A recipe shows its figure first. The Python between ``figures/recipe_NAME.png`` and the next such figure of the page is
+one program, whose last lines leave a matplotlib figure in ``figure``.
 """
 
 import re
@@ -9,17 +9,26 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parent
+FIGURE = re.compile(r"\(\.\./figures/recipe_(\w+)\.png\)")
 
 
-def draw(page: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+def programs() -> dict[str, str]:
+    """The name of each figure, and the code that draws it."""
+    found = {}
+    for page in sorted((DOCS / "recipes").glob("*.md")):
+        _, *parts = FIGURE.split(page.read_text())
+        for name, text in zip(parts[::2], parts[1::2], strict=True):
+            found[name] = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    return found
+
+
+def draw(name: str, code: str) -> None:
     names: dict = {}
-    exec(compile("\n".join(blocks), page.name, "exec"), names)
-    names["figure"].savefig(
-        DOCS / "figures" / f"recipe_{page.stem}.png", dpi=110, bbox_inches="tight"
-    )
+    exec(compile(code, name, "exec"), names)
+    names["figure"].savefig(DOCS / "figures" / f"recipe_{name}.png", dpi=110, bbox_inches="tight")
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or [page.stem for page in sorted((DOCS / "recipes").glob("*.md"))]:
-        draw(DOCS / "recipes" / f"{name}.md")
+    known = programs()
+    for name in sys.argv[1:] or known:
+        draw(name, known[name])
