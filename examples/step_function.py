@@ -51,7 +51,7 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
 
     print(f"{'function':12s}{'model':12s}{'test log density':>18s}{'RMSE':>10s}{'ELBO per row':>15s}")
-    figure, axes = plt.subplots(2, 3, figsize=(12, 6), layout="constrained", sharex=True)
+    figure, axes = plt.subplots(2, 3, figsize=(8, 4.6), layout="constrained", sharex=True, sharey="row")
     for axis_row, name in zip(axes, FUNCTIONS, strict=True):
         for ax, depth in zip(axis_row, NAMES, strict=True):
             density, rmse, bound = [], [], []
@@ -69,12 +69,14 @@ def main() -> None:
             prediction = found.posterior.predict(jax.random.key(1), x)
             draws = found.posterior.using(num_samples=5).functions(jax.random.key(2))(x)["y"]
             plots.fit(x[:, 0], prediction, data=(split.X[:, 0], split.y), functions=draws, ax=ax)
-            title = f"{name}: {NAMES[depth]}, log density {np.mean(density):.2f}"
-            ax.set(title=title, xlabel="x (standard units)", ylabel="y (standard units)")
+            ax.set(title=f"{name}, {NAMES[depth]}", xlabel="x (standard units)", ylabel="y (standard units)")
+            ax.label_outer()
+            if ax is not axes[0, 0]:
+                ax.get_legend().remove()
             if name == "step" and depth > 1:
                 layers = plots.layers(found.posterior, jax.random.key(3), split.X)
                 layers.savefig(arguments.out / f"step_layers_{depth}.png", dpi=110)
-    figure.savefig(arguments.out / "step_function.png", dpi=110)
+    figure.savefig(arguments.out / "step_function.png", dpi=165)
     print(f"figures are in {arguments.out}")
 
 
