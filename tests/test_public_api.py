@@ -1,9 +1,11 @@
 """Public names and signatures are those of the stored listing, so that none changes without being noticed."""
 
 import difflib
+import re
+from pathlib import Path
 
 import pytest
-from public_api import OPTIONAL, STORED, STORED_OPTIONAL, default, optional_modules, signature, text
+from public_api import OPTIONAL, STORED, STORED_OPTIONAL, default, modules, optional_modules, signature, text
 
 
 @pytest.mark.smoke
@@ -22,6 +24,25 @@ def compare(path, now):
     assert not changes, "\n".join(
         [*changes, "if that is meant: python tests/public_api.py, and a line in CHANGELOG.md"]
     )
+
+
+API = Path(__file__).parent.parent / "docs" / "api.md"
+
+
+def names(path):
+    """Public names of a listing, without the members of classes."""
+    lines = path.read_text().splitlines()
+    return {re.sub(r"^class |\(.*", "", line) for line in lines if not line.startswith(" ")}
+
+
+def test_the_reference_has_every_public_name_and_no_other():
+    """Entries of docs/api.md are the names of the listings; modules have no entry."""
+    listed, without_entry = [], {prefix for prefix, _ in modules()}
+    for block in re.findall(r"```{eval-rst}\n(.*?)```", API.read_text(), re.DOTALL):
+        module = re.search(r"^\.\. currentmodule:: numpyro_(.*)$", block, re.MULTILINE)[1]
+        listed += [f"{module}.{name}" for name in re.findall(r"^   ([\w.]+)$", block, re.MULTILINE)]
+    assert len(set(listed)) == len(listed)
+    assert set(listed) == (names(STORED) | names(STORED_OPTIONAL)) - without_entry
 
 
 def test_options_have_names():

@@ -302,7 +302,8 @@ def from_moments(
         variance: their variances (N, D), or covariances (N, D, D).
         data: observations (N,), without the part that depends on h; their variance is that given h.
         tilt: :math:`\zeta` (N, D); zero by default.
-        integrate: how expectations of k are taken, as in :func:`numpyro_dgp.kernels.expectations.psi0`.
+        integrate: how expectations of k are computed: ``None`` for the closed form,
+            ``dgp.likelihoods.GaussHermite(n)`` for n nodes per input column, or ``dgp.likelihoods.MonteCarlo(n, key)``.
 
     Returns:
         The expected log-likelihood as a :class:`Quadratic` in v.

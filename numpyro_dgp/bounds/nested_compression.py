@@ -92,7 +92,8 @@ def nested_bound(layers: Sequence[NestedLayer], X: Array, y: Array, *, integrate
         layers: from the first to the last.
         X: inputs (N, D), known exactly.
         y: observations (N, P).
-        integrate: how expectations of kernels are taken, as in :func:`numpyro_dgp.kernels.expectations.psi0`.
+        integrate: how expectations of kernels are computed: ``None`` for the closed form,
+            ``dgp.likelihoods.GaussHermite(n)`` for n nodes per input column, or ``dgp.likelihoods.MonteCarlo(n, key)``.
 
     Returns:
         The bound, a number in nats.

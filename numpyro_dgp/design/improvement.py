@@ -127,7 +127,7 @@ class ExpectedImprovement(_Improvement):
               \text{ for one point}, \qquad h(z) = \varphi(z) + z\,\Phi(z)
 
     For one point it is in closed form given each of the S draws, for a batch the mean over quasi-random draws of all
-    points but the last (:mod:`numpyro_dgp.design.improvement`). Far from any improvement it is zero in floating-point
+    points but the last. Far from any improvement it is zero in floating-point
     numbers, with derivatives of zero: :class:`LogExpectedImprovement` is not.
 
     Args:

@@ -24,7 +24,7 @@ __all__ = ["Box", "as_box", "generator"]
 class Box:
     """Inputs between bounds, some columns of which may hold whole numbers or labels of categories.
 
-    Wherever :mod:`numpyro_dgp.design` takes ``bounds``, an array (D, 2) is a box without such columns.
+    Wherever ``dgp.design`` takes ``bounds``, an array (D, 2) is a box without such columns.
 
     Args:
         bounds: the lowest and the highest value of every column (D, 2), in the units of the program's inputs.

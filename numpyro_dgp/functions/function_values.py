@@ -1,7 +1,7 @@
 r"""Distributions of function values: at each input on its own (``FunctionValues``, which ``f(x)`` returns), and at all
 inputs of a call together (``ProcessValues``, where the rows are part of the event).
 
-The first represent :math:`p(f(x) \mid v)` and, while a :class:`~numpyro_dgp.functions.weights.Belief` q(v) is
+The first represent :math:`p(f(x) \mid v)` and, while a :class:`~numpyro_dgp.extend.Belief` q(v) is
 integrated out, the *spread*: the variance that q(v) adds. Samples come from the sum. ``log_prob`` is
 :math:`E_{q(v)}[\log p(f(x) \mid v)]`, the log density itself when v is known.
 """
@@ -404,7 +404,7 @@ def _kl_values(q: FunctionValues, p: FunctionValues) -> Array:
 class ProcessValues(Values):
     """Values of P independent functions at N inputs together: event shape (N, P), or (N,) for a scalar function.
 
-    A subclass says how they are correlated: :class:`~numpyro_dgp.functions.joint_values.JointValues` by covariances.
+    A subclass says how they are correlated: :class:`~numpyro_dgp.extend.JointValues` by covariances.
 
     Raises:
         ValueError: by :meth:`residual`, from which a density begins, for values of another shape than the event's; by

@@ -57,7 +57,7 @@ class RandomFunction(Protocol):
     The distribution that it returns is :math:`p(f(x) \mid v)` where the value at its site is a draw of v,
     :math:`q(f(x)) = \int p(f(x) \mid v)\, q(v)\, dv` where it is a ``Belief`` q(v), and a single number where it is a
     ``FunctionDraw``. Guides, predictions and diagnostics use functions through these members only, and through those of
-    :class:`~numpyro_dgp.functions.induced_function.InducedFunction` where there is a v.
+    :class:`~numpyro_dgp.extend.InducedFunction` where there is a v.
 
     Example:
         >>> import jax.numpy as jnp
@@ -90,14 +90,14 @@ class Representation(Protocol):
     r"""How a function is represented: the argument ``inducing`` of ``dgp.gp(name, kernel, inducing)``.
 
     It opens the site ``name`` of whitened values :math:`v \sim N(0, I)`, M for each output, by
-    :func:`~numpyro_dgp.functions.weights.whitened_values`, and returns a function that depends on v through features
+    :func:`~numpyro_dgp.extend.whitened_values`, and returns a function that depends on v through features
     :math:`A(x) = \operatorname{Cov}[f(x), v]`:
 
     .. math:: p(f(x) \mid v) = N\bigl(m(x) + A(x)\, v,\; k(x, x) - A(x) A(x)^\top\bigr) .
 
     ``dgp.Points`` and ``dgp.Grid`` are representations; ``None`` stands for an exact process, which opens no site. A
     new representation is a class with this method and a subclass of
-    :class:`~numpyro_dgp.functions.induced_function.InducedFunction` (``docs/extending.md``).
+    :class:`~numpyro_dgp.extend.InducedFunction` (``docs/extending.md``).
 
     Example:
         >>> import jax.numpy as jnp
@@ -137,7 +137,7 @@ class FeatureFunction:
     """A random function that is represented by whitened values v through its features.
 
     Here is what follows from the features: values at inputs, each on its own or jointly, under any belief about v, and
-    draws. :class:`~numpyro_dgp.functions.induced_function.InducedFunction` says what a subclass defines.
+    draws. :class:`~numpyro_dgp.extend.InducedFunction` says what a subclass defines.
     """
 
     kernels: Kernels

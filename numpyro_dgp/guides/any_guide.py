@@ -1,6 +1,6 @@
 """The interface of a guide for fits, samplers and predictions.
 
-Guides of this package (:class:`~numpyro_dgp.guides.guide.Guide`) have these methods. :func:`adapted` adds them to other
+Guides of this package (:class:`~numpyro_dgp.guides.Guide`) have these methods. :func:`adapted` adds them to other
 guides, such as NumPyro's autoguides.
 """
 

@@ -173,7 +173,7 @@ class Embedding(Kernel):
         kernel: k, a kernel of Q columns; an RBF by default.
 
     Raises:
-        ValueError: a table that is no finite matrix, another kernel than those of :mod:`numpyro_dgp.kernels`; where it
+        ValueError: a table that is no finite matrix, another kernel than those of ``dgp.kernels``; where it
             is called, inputs that are no single column of labels 0 to L - 1.
 
     Example:

@@ -285,7 +285,7 @@ class _DrawAnew(Messenger):
 class SGHMC(ProgramKernel):
     r"""Stochastic-gradient HMC, a kernel for ``numpyro.infer.MCMC`` on programs that take minibatches.
 
-    Langevin dynamics in unconstrained space without accept-reject steps (:func:`numpyro_dgp.mcmc.sghmc.step`).
+    Langevin dynamics in unconstrained space without accept-reject steps.
     During warm-up, two gradients a step, the mass becomes the root mean square of the gradient in each coordinate and
     the noise of gradients is measured; afterwards both are fixed. Steps are small and successive draws are highly
     correlated: take many, and thin.

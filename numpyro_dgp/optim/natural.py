@@ -390,7 +390,7 @@ class NaturalGradient(_NumPyroOptim):
             ``optax.contrib.reduce_on_plateau``).
         sites: ``"last"`` for the inducing values (or exact values) of layers under a likelihood, ``"all"``
             for all inducing, exact and hidden values and latents with Gaussian posteriors, or names of sites.
-        coordinates: those in which the step is a straight line, see :mod:`numpyro_dgp.optim.natural`.
+        coordinates: those in which the step is a straight line, see ``docs/natural_gradients.md``.
 
     Raises:
         ValueError: a guide whose Gaussians are not known, a step size that is not positive, unknown coordinates, no

@@ -77,7 +77,7 @@ class Grid(Ring):
             and ``ScaledProduct``: at 1e-10 first-order optimisers do not train them.
 
     Raises:
-        ValueError: as :class:`~numpyro_dgp.rings.spectra.Ring`; neighbours that are not integers from 2 on; a
+        ValueError: as :class:`~numpyro_dgp.rings.Ring`; neighbours that are not integers from 2 on; a
             nugget that is not between 0 and 1; where weights are known, fewer neighbours than the kernel reaches.
 
     Example:

@@ -68,8 +68,8 @@ class Collapsed(Guide):
     It needs all data at once, a Gaussian likelihood, and layers whose input columns are data, latents or hidden values.
 
     ``hidden=GivenInducing()`` gives hidden layers :math:`q(h_n \mid v) = N(T_n v + t_n, \Omega_n)` with the weights T
-    at their optimum too, and :math:`\Omega` at most the variance of the process noise
-    (:mod:`numpyro_dgp.bounds.given_inducing`): as many parameters, and the larger bound.
+    at their optimum too, and :math:`\Omega` at most the variance of the process noise: as many parameters, and the
+    larger bound.
 
     Like the likelihood, a hidden layer enters by :math:`E[\log N(h; f(x), s^2)]` and not by the larger
     :math:`\log p(h \mid v, x)` that other guides use. Where the process has variance given its inducing values, the

@@ -79,7 +79,7 @@ class Flow(Rule):
               \log q(v) = \log N(\epsilon; 0, I) - \log\lvert\det T'(\epsilon)\rvert - \log\lvert\det R\rvert
 
     T starts as the identity, so that q(v) starts as ``base``, ``Full()`` by default. Each of its ``depth`` blocks bends
-    single numbers (:class:`~numpyro_dgp.guides.rules.flow_inducing.SinhArcsinh`: skewness, tails) and then shifts and
+    single numbers (a sinh-arcsinh map: skewness, tails) and then shifts and
     scales each number by a network of the numbers before it (NumPyro's inverse autoregressive flow; the order is
     reversed from block to block). It is continuous and starts from one Gaussian, and separates modes badly: for
     these there is :class:`MixtureOfGaussians`.

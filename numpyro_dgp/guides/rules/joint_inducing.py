@@ -158,7 +158,7 @@ class MarkovInducing(Rule):
     draw, with the divergence of :math:`q(v \mid v^-)` in closed form. Values that no other layer depends on are
     integrated out.
     The draw makes gradients noisier than those of independent layers: take several, ``ELBO(num_particles=...)``.
-    :mod:`numpyro_dgp.bounds.markov_layers` has the bound in closed form.
+    :func:`~numpyro_dgp.bounds.markov_bound` computes the bound in closed form.
 
     Args:
         below: the site of :math:`v^-`; by default that of the inducing values before this one in the program.

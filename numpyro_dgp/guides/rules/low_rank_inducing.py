@@ -108,8 +108,7 @@ class LowRank(Rule):
 
     with U (M, J). For thousands of inducing values, where M² numbers and B M² operations are too many: M (J + 2)
     numbers, and variances at B inputs in B M J operations. No M x M matrix is made, except for what the representation
-    itself needs (``Points``: the factor of k(Z, Z)). The divergence is in closed form by the matrix determinant lemma
-    (:mod:`numpyro_dgp.math.gaussians`).
+    itself needs (``Points``: the factor of k(Z, Z)). The divergence is in closed form by the matrix determinant lemma.
 
     It contains :class:`Diagonal` (U = 0), and with J = M also :class:`Full`. The bound depends on U through
     :math:`U U^\top` only, so that its gradient by U is zero at U = 0, and equal columns stay equal. U therefore starts

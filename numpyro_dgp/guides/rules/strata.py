@@ -4,7 +4,7 @@ r"""Non-Gaussian posteriors of inducing values, in parts that ``dgp.ELBO`` evalu
           E_q[F(v)] = \sum_i w_i\, E_{q_i}[F(v)]
 
 Every part is evaluated with its weight, instead of drawing one: the estimate has less variance, and its gradient by the
-weights needs no discrete draws. A part that is a :class:`~numpyro_dgp.functions.weights.Belief` is integrated out by
+weights needs no discrete draws. A part that is a :class:`~numpyro_dgp.extend.Belief` is integrated out by
 its layer. Everywhere else q is sampled.
 """
 

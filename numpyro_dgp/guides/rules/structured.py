@@ -154,8 +154,7 @@ class GivenInducing(Rule):
               guide, so that it may call ``numpyro.param`` or ``flax_module``.
         scale: initial standard deviation; with ``"model"``, relative to the model's.
 
-    Where :class:`~numpyro_dgp.guides.Collapsed` takes this rule, T is at its optimum
-    (:mod:`numpyro_dgp.bounds.given_inducing`).
+    Where :class:`~numpyro_dgp.guides.Collapsed` takes this rule, T is at its optimum.
 
     Raises:
         ValueError: weights of another kind, a scale that is not positive, or a site that is not a hidden layer.
