@@ -114,7 +114,7 @@ def rows_times(A: Array, B: Array) -> Array:
     """``A @ B`` for many rows A (N, M), in full precision.
 
     XLA's CPU backend may leave a product of about a thousand rows to one thread, and gives a batch of two products to
-    two (docs/results/speed.md).
+    two (``benchmarks/train_step.py``).
     """
     sizes = tuned()
     if len(A) % 2 or len(A) not in sizes.one_thread or A.shape[1] >= sizes.large:

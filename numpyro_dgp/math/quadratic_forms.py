@@ -165,7 +165,7 @@ def quadratic_forms(S: Array, A: Array) -> Array:
         [[2.]
          [7.]]
 
-    Source: measured in ``docs/results/speed.md``.
+    Source: ``docs/results/speed.md``, what makes a step fast.
     """
     return forms_of_columns(A, columns(S), len(S))
 

@@ -115,8 +115,7 @@ CPU = Tuning(
 
 How: ``python benchmarks/train_step.py --only numpyro_dgp``, once per candidate value, is the time of a training step
 of one to five layers (8 inputs, inner width 8, 100 inducing points) at batches of 1000 and 10 000 rows in both
-precisions; ``many_matrices`` and ``leaf`` come from ``benchmarks/natural_step.py``. ``docs/results/speed.md`` says what
-each one gained. Why:
+precisions; ``many_matrices`` and ``leaf`` come from ``benchmarks/natural_step.py``. Why:
 
 - ``kept_products``, ``kept_rows``: a step that needs more than 32 MiB gets this memory from the system anew every time,
   page by page, because the C library returns blocks of that size. These limits keep a step of a few layers below that,
@@ -168,7 +167,7 @@ ACCELERATOR = Tuning(
     together=100,
 )
 """For every other platform (``"gpu"``, ``"tpu"``). **Chosen by reasoning;** of ``small_solve``, ``single_factor`` and
-``many_matrices`` other values were tried on one GPU (``benchmarks/constants.py``, ``docs/results/speed.md``): blocks of
+``many_matrices`` other values were tried on one GPU (``benchmarks/constants.py``): blocks of
 25 and 200 take up to 1.11 of the time, 8 matrices 0.93 to 1.00.
 
 A device with thousands of threads waits in loops and for small kernels: up to 100 000 rows are one block (with 8
