@@ -71,11 +71,11 @@ def main() -> None:
             plots.fit(x[:, 0], prediction, data=(split.X[:, 0], split.y), functions=draws, ax=ax)
             ax.set(title=f"{name}, {NAMES[depth]}", xlabel="x (standard units)", ylabel="y (standard units)")
             ax.label_outer()
-            if ax is not axes[0, 0]:
-                ax.get_legend().remove()
+            ax.get_legend().remove()
             if name == "step" and depth > 1:
                 layers = plots.layers(found.posterior, jax.random.key(3), split.X)
                 layers.savefig(arguments.out / f"step_layers_{depth}.png", dpi=110)
+    axes[0, 2].legend(frameon=False, loc="upper left")
     figure.savefig(arguments.out / "step_function.png", dpi=165)
     print(f"figures are in {arguments.out}")
 
