@@ -88,7 +88,7 @@ def test_parts_from_a_fit(key):
 
 @pytest.mark.long
 def test_parts_as_two_layers_depend_on_each_other_in_one_gaussian_of_all_sites(key):
-    """As recipes/sums.md says of AutoLaplaceApproximation: exact for a normal y with known hyperparameters."""
+    """As recipes/shapes.md says of AutoLaplaceApproximation: exact for a normal y with known hyperparameters."""
     noise, kernels = 0.3, (K.RBF(2.0, 1.5), K.RBF(0.5, 0.3))
 
     def functions():

@@ -1,4 +1,4 @@
-"""Inputs with a known error: latents whose prior is the measurement (docs/recipes/uncertain_inputs.md)."""
+"""Inputs with a known error: latents whose prior is the measurement (docs/recipes/inputs.md)."""
 
 import jax
 import jax.numpy as jnp
