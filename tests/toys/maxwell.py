@@ -1,4 +1,4 @@
-"""A distribution that NumPyro lacks: of the length of s e, where e ~ N(0, I) has three components."""
+"""A distribution that NumPyro lacks: the length of s e, where e ~ N(0, I) has three components."""
 
 import jax
 import jax.numpy as jnp
