@@ -1,4 +1,4 @@
-"""The figure and the table of ranks in docs/diagnostics.md: are two guides and NUTS calibrated?
+"""The figure and the table of ranks in docs/results/guides.md: are two guides and NUTS calibrated?
 
 Simulation-based calibration of a two-layer program with eight data: parameters and data from the program itself, then
 the rank of the truth among the draws of each posterior. And probability integral transforms of held-out rows of

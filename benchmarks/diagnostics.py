@@ -1,4 +1,4 @@
-"""The figure of docs/diagnostics.md: two guides and NUTS on one program, and the calibration of their predictions."""
+"""The figures of docs/diagnostics.md: two guides and NUTS on one program, and the calibration of their predictions."""
 
 import argparse
 from pathlib import Path
