@@ -75,7 +75,7 @@ def main() -> None:
             if name == "step" and depth > 1:
                 layers = plots.layers(found.posterior, jax.random.key(3), split.X)
                 layers.savefig(arguments.out / f"step_layers_{depth}.png", dpi=110)
-    axes[0, 2].legend(frameon=False, loc="upper left")
+    axes[0, 2].legend(frameon=False, loc="upper left", handlelength=1, borderpad=0, fontsize="medium")
     figure.savefig(arguments.out / "step_function.png", dpi=165)
     print(f"figures are in {arguments.out}")
 
