@@ -43,7 +43,7 @@ def as_numbers(what: str, value: Any) -> Any:
     nothing is rounded: what comes from a table has the precision that it has there.
 
     Args:
-        what: name of the data in messages, such as ``"inputs of kmeans"``.
+        what: name of the data in messages, such as ``"inputs X"``.
         value: numbers, an array, a list, a table or one of its columns.
 
     Raises:

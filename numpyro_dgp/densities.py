@@ -232,7 +232,7 @@ class Mixture(NamedTuple):
             ValueError: moments of a y that is not Gaussian given each draw, or y that are no numbers.
         """
         self._require_gaussians("cdf")
-        return mixture_cdf(*map(jnp.asarray, self), jnp.asarray(as_numbers("y of Mixture.cdf", y)))
+        return mixture_cdf(*map(jnp.asarray, self), jnp.asarray(as_numbers("y", y)))
 
     def quantile(self, q: ArrayLike) -> Array:
         """The q-quantile of each entry of y, to rounding error.

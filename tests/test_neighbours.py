@@ -527,7 +527,7 @@ def test_layers_of_a_fit():
     [
         (lambda: dgp.Neighbours(X[:, 0]), r"Neighbours: expected inputs of shape \(N, D\), .* got shape \(14,\)"),
         (lambda: dgp.Neighbours(X[:1]), r"two rows or more, got shape \(1, 2\)"),
-        (lambda: dgp.Neighbours(X * np.nan), "expected finite inputs X of Neighbours, got 28 NaN"),
+        (lambda: dgp.Neighbours(X * np.nan), "expected finite inputs X, got 28 NaN"),
         (lambda: dgp.Neighbours(X, 0), "Neighbours: expected num to be a positive integer, got 0: try 25"),
         (lambda: dgp.Neighbours(X, order="middle"), "expected order to be one of 'maxmin', .* got 'middle'"),
         (lambda: dgp.Neighbours(X, order=np.zeros(N, int)), r"0 to N - 1 = 13, each once, got int64 of shape \(14,\)"),

@@ -80,7 +80,7 @@ def stacking_weights(log_densities: Any, *, least_gain: float | None = None, tol
         f"shape {found.shape}",
         "np.stack([posterior.log_density(key, y, X) for posterior in posteriors], -1)",
     )
-    require_finite("log densities of stacking_weights", found, "a fit whose predictions are NaN cannot be weighed")
+    require_finite("log densities", found, "a fit whose predictions are NaN cannot be weighed")
     gain = found - found[:, :1]  # delta_nk
     # sd sqrt(N) = [sum (delta - mean)^2]^1/2
     least = -math.inf if least_gain is None else least_gain * gain.std(0) * math.sqrt(len(gain))
@@ -130,7 +130,7 @@ def evidence_weights(log_evidence: Any, log_prior: Any = 0.0, least_odds: float 
     Source: Madigan and Raftery (1994), for both rules of the window; Yao et al. (2018b), for alternatives to stacking.
     """
     found = np.asarray(log_evidence, float)
-    require_finite("log_evidence of evidence_weights", found, "a fit whose evidence is NaN cannot be weighed")
+    require_finite("log_evidence", found, "a fit whose evidence is NaN cannot be weighed")
     found = found + log_prior
     odds = np.exp(found - found.max())  # q_k / max_j q_j
     least = np.maximum(least_odds, np.maximum.accumulate(odds)) if least_odds else 0.0  # max(c, max_j<=k q_j)

@@ -180,7 +180,7 @@ def candidate_points(box: Box, q: int, num: int, starts: Any, rng: np.random.Gen
         found[:, 0, box.categories] = box.combinations()[rng.permutation(num) % box.num_combinations]
     if starts is None:
         return found
-    given = np.asarray(known_numbers("starts of design.maximise", starts), float)
+    given = np.asarray(known_numbers("starts", starts), float)
     given = given[:, None] if given.ndim == 2 and q == 1 else given
     expect(
         given.ndim == 3 and given.shape[1:] == (q, box.dims),

@@ -302,9 +302,9 @@ class Basis(SineBox):
             >>> print(basis.low.round(2), basis.high.round(2), basis.size)
             [-1.64] [5.64] (6,)
         """
-        X = known_numbers("inputs of Basis.around", X)
+        X = known_numbers("inputs X", X)
         require_inputs(X)
-        require_finite("inputs of Basis.around", X, "drop or impute the rows with missing values")
+        require_finite("inputs X", X, "drop or impute the rows with missing values")
         longest = lengthscale if longest is None else longest
         for name, value in [("lengthscale", lengthscale), ("longest", longest), ("error", error)]:
             require_positive(name, value, "lengthscales and the error are beyond zero")

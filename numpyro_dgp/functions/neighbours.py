@@ -313,15 +313,15 @@ class Neighbours(Checked):
             "a traced array",
             ("make it outside of the program, near = dgp.Neighbours(X), and do not pass X as an argument of the model"),
         )
-        X = np.asarray(as_numbers("inputs of Neighbours", self.X))
+        X = np.asarray(as_numbers("inputs X", self.X))
         expect(
             X.ndim == 2 and len(X) >= 2 and X.shape[1],
             "inputs of shape (N, D), two rows or more",
             f"shape {X.shape}",
             "a single input column is X[:, None]",
         )
-        require_finite("inputs X of Neighbours", X, "drop, impute or mask the rows with missing values")
-        require_squares("inputs X of Neighbours", X)
+        require_finite("inputs X", X, "drop, impute or mask the rows with missing values")
+        require_squares("inputs X", X)
         order = _order(self.order, X)
         object.__setattr__(self, "X", X)
         object.__setattr__(self, "order", self.order if isinstance(self.order, str) else tuple(order.tolist()))

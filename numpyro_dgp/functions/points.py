@@ -76,10 +76,10 @@ class Points(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "Z", own_numbers(f"inducing inputs of {type(self).__name__}", self.Z))
+        object.__setattr__(self, "Z", own_numbers("inducing inputs Z", self.Z))
         expect(
             np.ndim(self.Z) in (2, 3) and 0 not in np.shape(self.Z),
-            f"{type(self).__name__}(Z) of shape (M, D), or (P, M, D) for separate inputs per output",
+            "Z of shape (M, D), or (P, M, D) for separate inputs per output",
             np.shape(self.Z),
             "for one input column write Z[:, None]",
         )
@@ -88,7 +88,7 @@ class Points(Checked):
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> SparseFunction | GroupedFunction:
         """Open the sites of layer ``name`` and return its random function; in a plate, one for each of its groups."""
-        Z = as_floats(f"inducing inputs of gp {name!r}", self.Z)
+        Z = as_floats("inducing inputs Z", self.Z)
         plates = plates_around()
         in_groups = len(plates) == 1
         expect(

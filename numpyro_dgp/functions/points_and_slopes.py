@@ -108,7 +108,7 @@ class PointsAndSlopes(Checked):
             >>> PointsAndSlopes.with_gradients(np.zeros((5, 3))).at.shape
             (15, 3)
         """
-        Z = as_numbers("Z of PointsAndSlopes.with_gradients", Z)
+        Z = as_numbers("Z", Z)
         expect(np.ndim(Z) == 2, "inputs Z of shape (M, D)", np.shape(Z), "for one column write Z[:, None]")
         M, D = np.shape(Z)
         # Slopes along e_1, ..., e_D at z_1, then at z_2, ...

@@ -124,7 +124,7 @@ class Categorical(Kernel):
         )
         if violated(lambda r: (r >= 0) & (r <= 1), self.correlation):
             raise expected(
-                "the correlation of Categorical to be between 0 and 1",
+                "a correlation between 0 and 1",
                 self.correlation,
                 "give it a Beta prior or constraint=constraints.unit_interval",
             )
@@ -195,14 +195,14 @@ class Embedding(Kernel):
     kernel: Kernel = RBF()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "table", own_numbers("table of Embedding", self.table))
+        object.__setattr__(self, "table", own_numbers("table", self.table))
         expect(
             np.ndim(self.table) == 2 and 0 not in np.shape(self.table),
             "a table of shape (L, Q), one row per category",
             np.shape(self.table),
             "for one number per category write table[:, None]",
         )
-        require_finite("table of Embedding", self.table, "draw it from a Normal")
+        require_finite("table", self.table, "draw it from a Normal")
         expect_kind(
             self.kernel,
             Kernel,

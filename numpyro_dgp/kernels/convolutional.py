@@ -179,12 +179,12 @@ class Convolutional(Kernel):
         expect_kind(self.patches, Patches, "dgp.kernels.Patches(image, patch)", "dgp.kernels.Patches((28, 28), (5, 5))")
         if self.weights is None:
             return
-        object.__setattr__(self, "weights", own_numbers("weights of Convolutional", self.weights))
+        object.__setattr__(self, "weights", own_numbers("weights", self.weights))
         if np.shape(self.weights) != (self.patches.count,):
             raise expected(
                 f"weights of shape ({self.patches.count},), one per patch", np.shape(self.weights), "None for the mean"
             )
-        require_finite("weights of Convolutional", self.weights, "draw them from a Normal")
+        require_finite("weights", self.weights, "draw them from a Normal")
 
     def check_inputs(self, X: Any) -> None:
         if np.shape(X)[-1:] == (self.patches.size,) != (self.patches.pixels,):

@@ -72,7 +72,7 @@ def ring_spectra(
         "show additive kernels term by term, on ring.on((d,))",
     )
     M = ring.sizes[0]
-    values = None if values is None else known_numbers("values of plots.ring_spectra", values)
+    values = None if values is None else known_numbers("values", values)
     if noise is not None:
         require_noise(noise)
     if values is not None and (np.ndim(values) not in (1, 2) or np.shape(values)[-1] != M):
@@ -82,7 +82,7 @@ def ring_spectra(
             "predict at ring.points()",
         )
     if values is not None:
-        require_finite("values of plots.ring_spectra", values, "check the fit: NaN in its losses?")
+        require_finite("values", values, "check the fit: NaN in its losses?")
     half = slice(1, M // 2 + 1)
     at = np.abs(frequencies(ring.sizes)[half, 0]) / float(ring.length[0])
     ax = open_axes(ax)

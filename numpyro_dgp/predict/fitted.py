@@ -234,7 +234,7 @@ class Fit:
         guide = None if self.guide is None else adapted(self.guide).on(*args, **kwargs)
         exact = jax.eval_shape(lambda: found._known(jax.random.key(0), {})[0])
         if exact:
-            require_finite_leaves("data of Posterior.on", jax.tree.leaves(data))
+            require_finite_leaves("data", jax.tree.leaves(data))
         return dataclasses.replace(found, guide=guide, data=data if exact else None)
 
     def _with_parameters(self) -> Callable[..., Any]:
@@ -390,7 +390,7 @@ def as_data(leaf: Any) -> Any:
         f"a symbolic one, shape {np.shape(leaf)}",
         ("export the prediction of a row over rows, jax.vmap(lambda x: posterior.predict(key, x[None]).mean[0])"),
     )
-    return as_array("arguments of Posterior", leaf) if is_array(leaf) else leaf
+    return as_array("arguments of the model", leaf) if is_array(leaf) else leaf
 
 
 def require_arguments(key: Any, leaves: list[Any]) -> None:

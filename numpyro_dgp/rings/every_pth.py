@@ -226,10 +226,8 @@ class Subsampled:
 
     def _data(self, y: ArrayLike, noise: ArrayLike) -> tuple[Array, Array]:
         require_noise(noise)
-        y = as_numbers("observations of Subsampled", y)
-        require_finite(
-            "observations of Subsampled", y, "of a series with gaps use RingNormal, or a layer on a dgp.Grid"
-        )
+        y = as_numbers("observations y", y)
+        require_finite("observations y", y, "of a series with gaps use RingNormal, or a layer on a dgp.Grid")
         expect(
             np.shape(y) == (self.eigenvalues.size,),
             f"an observation at each of the {self.eigenvalues.size} points of the ring",

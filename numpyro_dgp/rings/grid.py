@@ -148,9 +148,9 @@ class Grid(Ring):
             >>> print(grid.low, grid.high, grid.size)
             [-3.] [7.] (20,)
         """
-        X = known_numbers("inputs of Grid.around", X)
+        X = known_numbers("inputs X", X)
         require_inputs(X)
-        require_finite("inputs of Grid.around", X, "drop or impute the rows with missing values")
+        require_finite("inputs X", X, "drop or impute the rows with missing values")
         for name, value in [("lengthscale", lengthscale), ("per_lengthscale", per_lengthscale), ("margin", margin)]:
             require_positive(name, value, "all three are lengths or counts beyond zero")
         X = X if X.dtype.kind == "f" else X.astype(float)
