@@ -146,9 +146,9 @@ def test_says_how_it_is_integrated():
     assert said(F, student, integrate=dgp.likelihoods.MonteCarlo(7)) == "Likelihood(StudentT, 7 draws)"
     assert said(F, SCALAR["bernoulli-logits"][0]) == "Likelihood(Bernoulli, 20 Gauss-Hermite nodes)"
     assert said(CLASSES, dgp.likelihoods.RobustMax) == "Likelihood(RobustMax, own integral)"
-    spread = FunctionValues(CLASSES.loc, CLASSES.variance, CLASSES.variance)
+    uncertain = FunctionValues(CLASSES.loc, CLASSES.variance, CLASSES.variance)
     with pytest.warns(UserWarning, match="RobustMax mixes the 3 outputs of f, so its expectation is taken by 20"):
-        dgp.Likelihood(spread, dgp.likelihoods.RobustMax, collapse="marginal")
+        dgp.Likelihood(uncertain, dgp.likelihoods.RobustMax, collapse="marginal")
 
 
 COUNTED = {

@@ -186,7 +186,7 @@ def test_few_neighbours_match_dense_algebra(noise):
     for p, kernel in enumerate(TWO):
         C = np.array(kernel.gram(X)) + (noise or 0.0) ** 2 * np.eye(N)
         B, d = vecchia(C, FEW.sets.neighbours)
-        np.testing.assert_allclose(q.open_variance[p], d, atol=1e-8)
+        np.testing.assert_allclose(q.conditional_variance[p], d, atol=1e-8)
         np.testing.assert_allclose((np.eye(N) - B) @ L[p], np.diag(np.sqrt(d)), atol=1e-7)
         precision = (np.eye(N) - B).T @ np.diag(1 / d) @ (np.eye(N) - B)
         assert np.linalg.eigvalsh(precision).min() > 0  # a proper prior

@@ -244,11 +244,11 @@ def test_sums_of_many_functions_need_no_draws():
     likelihood = dgp.Likelihood(values, likelihood_of_sum)
     assert repr(likelihood) == "Likelihood(Normal, closed form)"
     loc = sum(w * u.loc for w, u in zip(weights, values, strict=True))
-    spread = sum(w**2 * u.variance for w, u in zip(weights, values, strict=True))
+    variance = sum(w**2 * u.variance for w, u in zip(weights, values, strict=True))
     np.testing.assert_allclose(likelihood.mean, loc, rtol=1e-10)
-    np.testing.assert_allclose(likelihood.variance, spread + 0.49, rtol=1e-10)
-    np.testing.assert_allclose(likelihood.log_marginal(Y), dist.Normal(loc, jnp.sqrt(spread + 0.49)).log_prob(Y))
-    expected = dist.Normal(loc, 0.7).log_prob(Y) - spread / 0.98
+    np.testing.assert_allclose(likelihood.variance, variance + 0.49, rtol=1e-10)
+    np.testing.assert_allclose(likelihood.log_marginal(Y), dist.Normal(loc, jnp.sqrt(variance + 0.49)).log_prob(Y))
+    expected = dist.Normal(loc, 0.7).log_prob(Y) - variance / 0.98
     np.testing.assert_allclose(likelihood.log_prob(Y), expected, rtol=1e-10)
     given_v = dgp.Likelihood(values, likelihood_of_sum, collapse="marginal")
     np.testing.assert_allclose(given_v.log_prob(Y), likelihood.log_marginal(Y))

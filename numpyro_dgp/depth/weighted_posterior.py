@@ -22,7 +22,7 @@ from numpyro_dgp.depth.integrated_fit import IntegratedFit
 from numpyro_dgp.predict.fitted import Options
 from numpyro_dgp.predict.posterior import Posterior
 from numpyro_dgp.predict.predictor import Quantity
-from numpyro_dgp.predict.quantities import Levels, spread_of
+from numpyro_dgp.predict.quantities import Levels, predictive_of
 
 __all__ = [
     "Depth",
@@ -328,8 +328,8 @@ class WeightedPosterior:
             ValueError: an invalid key, levels that are not between 0 and 1, a y without order, or one that
                 is Gaussian, or a label, by some programs only.
         """
-        levels, spread = Levels.of(q), Quantity(spread_of)
-        found = [part._predictor(spread, k, part.options, args, kwargs, X_variance) for part, k in self._shares(key)]
+        levels, quantity = Levels.of(q), Quantity(predictive_of)
+        found = [part._predictor(quantity, k, part.options, args, kwargs, X_variance) for part, k in self._shares(key)]
         expect(
             len({type(each) for each in found}) <= 1,
             "a y of one kind by all programs, Gaussian given each draw, a label or another",

@@ -26,7 +26,7 @@ from numpyro_dgp.design.posterior_acquisition import (
     WithDraws,
     geometric_mean_variance,
     rows_of,
-    spread,
+    standard_deviation,
     value,
 )
 from numpyro_dgp.math.linalg import matmul, solve_lower
@@ -100,7 +100,7 @@ class ALC(PosteriorAcquisition):
     """
 
     reference: Any = checked(rows_of)
-    noise: ArrayLike = spread()
+    noise: ArrayLike = standard_deviation()
 
     __repr__ = brief
 
@@ -151,7 +151,7 @@ class MICE(PosteriorAcquisition):
     """
 
     candidates: Any = checked(rows_of)
-    nugget: ArrayLike = spread(1.0)
+    nugget: ArrayLike = standard_deviation(1.0)
 
     __repr__ = brief
 

@@ -122,8 +122,8 @@ def emulator_family(
     centre, unit = jnp.asarray(values.mean(), dtype), jnp.asarray(values.std(), dtype)
     runs, D = as_floats("X", data), data.shape[1]
 
-    def positive(name: str, log_median: float, spread: float, *shape: int) -> Array:
-        return jnp.exp(numpyro.sample(name, dist.Normal(jnp.full(shape, log_median, dtype), spread).to_event()))
+    def positive(name: str, log_median: float, log_sd: float, *shape: int) -> Array:
+        return jnp.exp(numpyro.sample(name, dist.Normal(jnp.full(shape, log_median, dtype), log_sd).to_event()))
 
     def unit_cube(x: Array) -> Array:
         return (jnp.asarray(x, dtype) - low) * shrink

@@ -330,11 +330,11 @@ class Ascents:
 
     def of_all(self, points: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where ascents from points (K, q, D) end, points of the box, and the values there."""
-        spread = np.ptp(values[np.isfinite(values)])
+        extent = np.ptp(values[np.isfinite(values)])
         free = [d for d in range(self.box.dims) if d not in self.box.categories]
-        found = self._up(points, free, spread)
+        found = self._up(points, free, extent)
         if self.box.integers:
-            found = self._up(self.box.snapped(found), [d for d in free if d not in self.box.integers], spread)
+            found = self._up(self.box.snapped(found), [d for d in free if d not in self.box.integers], extent)
         ends = self.program.values(found)
         start = self.program.values(points)
         worse = ~(ends >= start)  # as rounding to whole numbers may make it
@@ -344,9 +344,9 @@ class Ascents:
         """The best of the ascents, after one of its own, and after single changes of whole numbers and labels."""
         best, value = points[values.argmax()][None], values.max()
         numbers = [d for d in range(self.box.dims) if d not in self.box.whole]
-        spread = max(np.ptp(values), abs(value) * 1e-3)
+        extent = max(np.ptp(values), abs(value) * 1e-3)
         for _ in range(_SWEEPS):
-            moved = self._up(best, numbers, spread)
+            moved = self._up(best, numbers, extent)
             found = self.program.values(moved)[0]
             best, value = (moved, found) if found > value else (best, value)
             changed = self._changes(best[0])
@@ -375,14 +375,14 @@ class Ascents:
                         found[-1][0, i, d] = value
         return np.concatenate(found)
 
-    def _up(self, points: np.ndarray, free: list[int], spread: float) -> np.ndarray:
+    def _up(self, points: np.ndarray, free: list[int], extent: float) -> np.ndarray:
         """Points (K, q, D) after L-BFGS-B on the sum of their values, in columns ``free`` in units of their range."""
         from scipy.optimize import minimize
 
         if not free:
             return points
         low, width = self.box.low[free], (self.box.high - self.box.low)[free]
-        spread = spread if 0 < spread < np.inf else 1.0
+        extent = extent if 0 < extent < np.inf else 1.0
         filled = np.concatenate([points, np.repeat(points[-1:], self.program.num_few - len(points), 0)])
         kept = filled[: len(points)]
 
@@ -397,9 +397,9 @@ class Ascents:
             _require_no_nan(values[: len(points)], moved)
             slopes = np.where(np.isfinite(slopes), slopes, 0.0)[: len(points), :, free]
             # -inf counts as far below all values: a line search steps back from it.
-            low_values = np.where(np.isfinite(values), values, -1e3 * spread)[: len(points)]
-            # d/du = width d/dx; in units of the spread, for the tolerances of L-BFGS-B.
-            return -low_values.sum() / spread, -(slopes * width).ravel() / spread
+            low_values = np.where(np.isfinite(values), values, -1e3 * extent)[: len(points)]
+            # d/du = width d/dx; in units of that range, for the tolerances of L-BFGS-B.
+            return -low_values.sum() / extent, -(slopes * width).ravel() / extent
 
         start = ((kept[..., free] - low) / width).ravel()
         options = {"maxiter": self.max_steps, "maxfun": 2 * self.max_steps, "maxcor": 10, "ftol": 1e-12, "gtol": 1e-7}

@@ -187,9 +187,9 @@ class GroupedFunction(InducedFunction):
     def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
         def moments(rows: Array) -> Moments:
             A, labels = self.blocks(rows)
-            open_ = self.conditional_variance(rows, A)[:, None]
+            conditional = self.conditional_variance(rows, A)[:, None]
             loc, spread = self.v.moments_of_block(A, labels)  # a' m_g and a' Sigma_g a (N, P)
-            return loc, jnp.broadcast_to(open_, loc.shape), spread, None
+            return loc, jnp.broadcast_to(conditional, loc.shape), spread, None
 
         return moments
 

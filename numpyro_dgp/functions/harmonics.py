@@ -289,7 +289,7 @@ class HarmonicFunction(InducedFunction):
         v = jax.random.normal(own, (P, self.size), weights.dtype)
         last = max(self.degrees) + _BEYOND
         # Degrees that v does not have, up to L; L + 1 stands for all beyond.
-        open_ = np.setdiff1d(np.arange(last + 2), self.degrees)
+        absent = np.setdiff1d(np.arange(last + 2), self.degrees)
         ends = jax.random.normal(direction_key, (self.sphere, num), rows.dtype)
         ends = ends / jnp.linalg.norm(ends, axis=0)  # w, uniform on the sphere (E, num)
 
@@ -297,15 +297,15 @@ class HarmonicFunction(InducedFunction):
             kernel = kernel.cast(rows.dtype)
             total = _at_angle_zero(kernel, rows.dtype)
             # a_l of the open degrees, and what is left of kappa(0) beyond L.
-            left = jnp.append(shares, jnp.maximum(total - shares.sum(), _NOTHING * total))[open_]
+            left = jnp.append(shares, jnp.maximum(total - shares.sum(), _NOTHING * total))[absent]
             which = jax.random.categorical(degree_key, jnp.log(left), shape=(num,))
             cosine = matmul(kernel.directions(rows), ends)
             found, polynomials = jnp.zeros_like(cosine), zonal_polynomials(self.sphere, cosine)
             for degree in range(last + 2):
                 # E_w[N_l P_l(x . w) P_l(x' . w)] = P_l(x . x')
                 polynomial = next(polynomials) * num_harmonics(self.sphere, degree) ** 0.5
-                if degree in open_:
-                    found = jnp.where(which == np.searchsorted(open_, degree), polynomial, found)
+                if degree in absent:
+                    found = jnp.where(which == np.searchsorted(absent, degree), polynomial, found)
             # r(x) sqrt(sum_l a_l) sqrt(N_l) P_l(x . w), of degree l with probability a_l / sum_l a_l
             return kernel.factor(rows)[:, None] * jnp.sqrt(left.sum()) * found
 

@@ -231,10 +231,10 @@ def _clusters(rows: np.ndarray, count: int, rng: np.random.Generator) -> tuple[n
 def _central_rows(rows: np.ndarray, count: int, labels: list[int], rng: np.random.Generator) -> np.ndarray:
     """Of at most ``count`` clusters of ``rows``, in each the row nearest to the centre."""
     numbers = np.delete(rows, labels, axis=1).astype(float)
-    spread = numbers.std(0).mean() if numbers.size else 1.0
+    sd = numbers.std(0).mean() if numbers.size else 1.0
     codes = [rows[:, d, None] == np.unique(rows[:, d]) for d in labels]
     # Rows that differ in one label are |sqrt(1/2) s (e_a - e_b)| = s apart.
-    places = np.hstack([numbers, *(math.sqrt(0.5) * (spread or 1.0) * code for code in codes)])
+    places = np.hstack([numbers, *(math.sqrt(0.5) * (sd or 1.0) * code for code in codes)])
     centres, cluster = _clusters(places, count, rng)
     distance = np.square(places - centres[cluster]).sum(1)
     order = np.lexsort((distance, cluster))  # cluster by cluster, nearest to the centre first

@@ -260,11 +260,11 @@ class SparseFunction(InducedFunction):
             values = (self.mean_at(theirs.Z) - other.mean_at(theirs.Z)).reshape(len(theirs.Z), -1)
             means = values if output is None else values[:, output, None]
             found.append((*_whitened_values(ours, theirs), whiten_columns(theirs.whiten, means)))
-        A, open_, shift = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
+        A, conditional, shift = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
         known = self.by_output(self.v.loc)
         spread = self.v.spread_covariance(A)
         # A m + shift, and C + A Sigma A'
-        return matmul(A, known[..., None])[..., 0] + shift, open_ if spread is None else open_ + spread
+        return matmul(A, known[..., None])[..., 0] + shift, conditional if spread is None else conditional + spread
 
 
 @pytree

@@ -165,9 +165,9 @@ class StateFunction(InducedFunction):
         return variances(self.kernels, rows)
 
     def conditional_variance(self, rows: Array, A: Array) -> Array:
-        return self._open(rows, [s.place(rows[:, 0]) for s in self.states])
+        return self._conditional_variance(rows, [s.place(rows[:, 0]) for s in self.states])
 
-    def _open(self, rows: Array, places: list[_Place]) -> Array:
+    def _conditional_variance(self, rows: Array, places: list[_Place]) -> Array:
         """The conditional variance given the states around an input, with the variance that the states lack of the
         kernel's."""
         prior = self.prior_variance(rows)
@@ -190,7 +190,7 @@ class StateFunction(InducedFunction):
             loc = self._draw(self.v.whole, self._through(places), rows)
             return loc, jnp.zeros_like(loc), None, None
         loc = self._through(places)(self.by_output(self.v.loc))
-        conditional = jnp.atleast_2d(self._open(rows, places)).T
+        conditional = jnp.atleast_2d(self._conditional_variance(rows, places)).T
         return loc, jnp.broadcast_to(conditional, loc.shape), None, None
 
     def _through(self, places: list[_Place]) -> Callable[[Array], Array]:

@@ -170,10 +170,10 @@ def _nested(
         return (total(values) if shared and not (inner and inner[0].shared) else values).reshape(u.shape)
 
     loc = v[..., start:end]
-    spread = jnp.broadcast_to(variance, v.shape)[..., start:end]
+    variances = jnp.broadcast_to(variance, v.shape)[..., start:end]
     if inner:
-        found = log_expectation_around_peak(log_value, loc, spread)
+        found = log_expectation_around_peak(log_value, loc, variances)
     else:
         at = None if centres is None or shared else lambda u: centres(moved(u)).reshape(-1, *u.shape)
-        found = log_expectation(log_value, loc, spread, centres=at, most=_ONE_PEAK if at is None else _INTERVALS)
+        found = log_expectation(log_value, loc, variances, centres=at, most=_ONE_PEAK if at is None else _INTERVALS)
     return found[..., 0] if shared else found

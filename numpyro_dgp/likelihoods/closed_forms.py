@@ -238,9 +238,9 @@ def _around_location(conditional: Conditional, y: Array, loc: Array, variance: A
         return jax.vmap(lambda one: _around_location(conditional, one, loc, variance))(y)
     sd = safe_sqrt(variance)
     mean, slope, (scale,) = with_slope(conditional, loc, "loc", "scale")
-    spread = jnp.abs(slope * sd) + 1e-30
-    z = (y - mean) / jnp.where(slope < 0, -spread, spread)  # where alpha v + beta = y, v = mu + sigma z
-    width = jnp.clip(scale / spread, jnp.where(jnp.abs(z) > _PLACED, _LEAST_ASIDE, 1e-4), 1e3)
+    location_sd = jnp.abs(slope * sd) + 1e-30
+    z = (y - mean) / jnp.where(slope < 0, -location_sd, location_sd)  # where alpha v + beta = y, v = mu + sigma z
+    width = jnp.clip(scale / location_sd, jnp.where(jnp.abs(z) > _PLACED, _LEAST_ASIDE, 1e-4), 1e3)
     centre, width = jax.lax.stop_gradient((jnp.clip(z, -_PLACED, _PLACED), width))
     low, high = jnp.arcsinh((-_REACH - centre) / width), jnp.arcsinh((_REACH - centre) / width)
     u = low + (high - low) * jnp.linspace(0, 1, _NODES, dtype=low.dtype).reshape(-1, *(1,) * low.ndim)

@@ -177,8 +177,8 @@ def conditionally_gaussian(case: Case) -> Integral | None:
 
     def moments_of_y(of: Integrand, loc: Array, variance: Array) -> tuple[Array, Array]:
         assert in_all is not None
-        centre, spread = in_all(loc, variance)
-        return centre, spread + jnp.square(centre)  # E[y], Var[y] + E[y]^2
+        mean, total = in_all(loc, variance)
+        return mean, total + jnp.square(mean)  # E[y], Var[y] + E[y]^2
 
     return Integral(
         lambda _: "closed form",

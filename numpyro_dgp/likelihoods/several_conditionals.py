@@ -158,13 +158,13 @@ def given_others(
         return centre, sum(each, jnp.zeros_like(centre)), noise
 
     def expected_log_prob(y: Array, v: Array, variance: Array) -> Array:
-        centre, spread, noise = given(v, variance)
-        # log N(y; centre, tau^2) - spread / (2 tau^2)
-        return normal_bound(y, centre, noise, spread / jnp.square(noise))
+        centre, explained, noise = given(v, variance)
+        # log N(y; centre, tau^2) - explained / (2 tau^2)
+        return normal_bound(y, centre, noise, explained / jnp.square(noise))
 
     def moments(v: Array, variance: Array) -> tuple[Array, Array]:
-        centre, spread, noise = given(v, variance)
-        return centre, jnp.square(noise) + spread  # tau^2 + sum_i alpha_i^2 sigma_i^2
+        centre, explained, noise = given(v, variance)
+        return centre, jnp.square(noise) + explained  # tau^2 + sum_i alpha_i^2 sigma_i^2
 
     def log_marginal(y: Array, v: Array, variance: Array) -> Array:
         return normal_density(y, *moments(v, variance))
@@ -172,11 +172,11 @@ def given_others(
     def with_log_scale(y: Array, v: Array, variance: Array) -> Array:
         assert scale is not None
         parts = split.parts(v)
-        centre, spread, _ = given(v, variance)
+        centre, explained, _ = given(v, variance)
         noise, change, _ = with_slope(at(parts, scale), parts[scale], "scale")
         # tau = e^(gamma s + delta): rate = gamma^2 sigma_s^2, E[1 / tau^2] = e^(2 rate) / tau(mu_s)^2.
         rate = jnp.square(change / noise) * split.parts(variance)[scale]
-        square = (jnp.square(y - centre) + spread) / jnp.square(noise)
+        square = (jnp.square(y - centre) + explained) / jnp.square(noise)
         return -0.5 * (square * jnp.exp(2 * rate) + math.log(2 * math.pi)) - jnp.log(noise)
 
     columns = tuple(split.columns[f] for f in means)

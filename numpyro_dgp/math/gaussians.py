@@ -48,7 +48,7 @@ __all__ = [
     "log_determinant_low_rank",
     "low_rank_root",
     "low_rank_root_solve",
-    "low_rank_spread",
+    "low_rank_variances",
     "narrower_than_prior",
     "opper_archambeau",
     "signed",
@@ -354,7 +354,7 @@ def kl_low_rank(loc: Array, scale: Array, U: Array, precision: bool) -> Array:
     return 0.5 * square.sum(-1) - log_determinant_low_rank(scale, U, precision)
 
 
-def low_rank_spread(A: Array, F: Array) -> Array:
+def low_rank_variances(A: Array, F: Array) -> Array:
     r""":math:`\lVert F_p^\top a_n\rVert^2` (N, P) of rows A (N, M) or (P, N, M) and columns (P, M, J)."""
     if A.ndim == 3:
         return jnp.square(matmul(A, F)).sum(-1).T

@@ -252,7 +252,7 @@ class Posterior(Fit):
              [9 9]]
         """
         levels = quantities.Levels.of(q)
-        quantity = Quantity(quantities.spread_of, finish=levels, leading=len(levels.shape))
+        quantity = Quantity(quantities.predictive_of, finish=levels, leading=len(levels.shape))
         return self._predictor(quantity, key, self.options, args, kwargs, X_variance)
 
     def predict_function(self, key: Array, *args: Any, X_variance: ArrayLike | None = None, **kwargs: Any) -> Mixture:

@@ -189,10 +189,10 @@ class Subsampled:
         a, w, signal = self.eigenvalues, self.weights, self._signal()
         s2 = jnp.square(jnp.asarray(noise, a.dtype))
         lost = (a * (1 - w)).sum(0)  # 1'lambda_m - mean (M,), mean = beta_m' lambda_m
-        spread = (w * jnp.square(a - signal)).sum(0)  # V_m
+        variance = (w * jnp.square(a - signal)).sum(0)  # V_m
         log_ratio = jnp.log1p(signal / s2) - jnp.log1p(a / s2).sum(0)
         # (lost - V / (s^2 + mean)) / s^2 of the first trace, lost / s^2 of the last one, log ratio
-        return 0.5 * ((2 * lost - spread / (s2 + signal)) / s2 + log_ratio).sum()
+        return 0.5 * ((2 * lost - variance / (s2 + signal)) / s2 + log_ratio).sum()
 
     def posterior(self, y: ArrayLike, noise: ArrayLike) -> tuple[Array, Array]:
         """The approximate posterior at all points: means and variances of the function, each (N,).

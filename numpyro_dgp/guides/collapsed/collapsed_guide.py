@@ -32,7 +32,7 @@ from numpyro_dgp.guides.collapsed.gaussian_uses import (
     moved_by,
     optimal_belief,
     uses_of,
-    with_open_variance,
+    with_conditional_variance,
 )
 from numpyro_dgp.guides.guide import INIT, Guide
 from numpyro_dgp.guides.handler import GuideConfig, GuideHandler
@@ -218,7 +218,7 @@ class Collapsed(Guide):
         columns = input_columns(program, gaussian)
         uses = uses_of(sites, known)
         if self.hidden_density == "marginal":
-            uses = with_open_variance(uses, columns, sites)
+            uses = with_conditional_variance(uses, columns, sites)
         return self._optimum(sites, known, uses, columns, guide_sites)
 
     def _optimum(

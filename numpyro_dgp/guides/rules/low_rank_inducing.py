@@ -21,7 +21,7 @@ from numpyro_dgp.math.gaussians import (
     log_determinant_low_rank,
     low_rank_root,
     low_rank_root_solve,
-    low_rank_spread,
+    low_rank_variances,
     signed,
 )
 from numpyro_dgp.math.linalg import matmul, orthonormal
@@ -74,7 +74,7 @@ class LowRankBelief(Belief):
         scale, F, sign = self._by_output()
 
         def spread(A: Array) -> Array:
-            found = matvec(jnp.square(scale), jnp.square(A)) + sign * low_rank_spread(A, F)
+            found = matvec(jnp.square(scale), jnp.square(A)) + sign * low_rank_variances(A, F)
             return jnp.maximum(found, 0)  # a difference may round to less
 
         return spread
