@@ -266,7 +266,7 @@ def warn_of_units(what: str, value: Any, beyond: float = _LARGE, stacklevel: int
 
 
 def _numbers(what: str, where: str, value: Any) -> np.ndarray:
-    """A column, an array or a list as numbers; ``where`` is said behind what came."""
+    """A column, an array or a list as numbers; the message appends ``where`` to what came."""
 
     def refuse(got: str, advice: str) -> ValueError:
         return expected(f"{what} to be numbers", f"{got}{where}", advice)

@@ -102,7 +102,7 @@ def test_compiled_values_of_what_is_no_label_are_nan():
 
 
 X3 = rows()
-HALF = r"expected labels 0 to 2 in column 0 of its inputs, got 0.5 \(1 such value\(s\)\): say which columns are not"
+HALF = r"expected labels 0 to 2 in column 0 of its inputs, got 0.5 \(1 such value\(s\)\): name the columns of"
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ MIXED = {
     "product": (
         FOUR,
         lambda v: dist.Normal(v @ MIXING, 1.0).to_event(1),
-        "Normal takes loc from v by dot_general, which is not known to act number by number",
+        "Normal takes loc from v by dot_general, which is not known to act elementwise",
     ),
     "loop": (
         F,
@@ -102,7 +102,7 @@ MIXED = {
 def test_draws_nobody_asked_for_are_warned_of_with_their_cause(name):
     f_x, conditional, cause = MIXED[name]
     with pytest.warns(
-        UserWarning, match="by 20 Monte-Carlo draws per step; say integrate=dgp.likelihoods.MonteCarlo"
+        UserWarning, match="by 20 Monte-Carlo draws per step; pass integrate=dgp.likelihoods.MonteCarlo"
     ) as caught:
         likelihood = dgp.Likelihood(f_x, conditional)
     assert len(caught) == 1

@@ -169,7 +169,7 @@ def wrong(name, match, build):
         ),
         wrong(
             "hidden values with a posterior",
-            r"values of a new layer that follow the model, got 'h0' with a posterior of its own: give it sites=",
+            r"values of a new layer that follow the model, got 'h0' with another posterior: give it sites=",
             lambda s: deepen(s, 2, guide=lambda m: dgp.guides.MeanField(m, inducing=dgp.guides.Full())),
         ),
         wrong(

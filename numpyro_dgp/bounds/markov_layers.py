@@ -501,8 +501,8 @@ class InnerMarkovLayer:
 
 
 class _State(NamedTuple):
-    """What the layer above sees of a layer: means m (P, M) of its inducing values, columns F (P, M, K) of which their
-    joint covariance is the sum of squares, covariances Cov[v, h] (N, P, M, D), means (N, D) of the hidden values h and
+    """What the layer above needs of a layer: means m (P, M) of its inducing values, factors F (P, M, K) of their joint
+    covariance F F', covariances Cov[v, h] (N, P, M, D), means (N, D) of the hidden values h and
     their variances (N, D) or covariances (N, D, D)."""
 
     mean: Array

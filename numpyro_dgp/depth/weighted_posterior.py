@@ -47,7 +47,7 @@ def stacking_weights(log_densities: Any, *, least_gain: float | None = None, tol
     :math:`g_k = \tfrac1N \sum_n p_k(y_n) / \sum_j w_j p_j(y_n)`, the gradient, which never lowers the mean. What is
     missing to the maximum is at most :math:`\log \max_k g_k`, since the logarithm is concave, and the steps stop there.
 
-    With few rows the maximum follows their noise. By the rule of one standard error a program takes part only if
+    With few rows the maximum overfits. By the rule of one standard error a program takes part only if
 
     .. math:: \sum_n \delta_{nk} \ge c \Bigl[\textstyle\sum_n (\delta_{nk} - \bar\delta_k)^2\Bigr]^{1/2},
               \qquad \delta_{nk} = \log p_k(y_n \mid y_{-n}) - \log p_1(y_n \mid y_{-n}).
@@ -104,13 +104,11 @@ def evidence_weights(log_evidence: Any, log_prior: Any = 0.0, least_odds: float 
     .. math:: w_k \propto \begin{cases} q_k & \text{if } q_k \ge c\, \max_j q_j \text{ and } q_k \ge \max_{j < k} q_j \\
               0 & \text{otherwise} \end{cases}, \qquad q_k = \pi_k\, p_k(y)
 
-    The window leaves out programs that are improbable compared with the most probable one, and those that are less
-    probable
-    than a simpler one.
+    The window excludes programs that are improbable compared with the most probable one, and those that are less
+    probable than a simpler one.
 
     Args:
-        log_evidence: :math:`\log p_k(y)`, with all that is learned integrated (K,); each program contains those before
-            it.
+        log_evidence: :math:`\log p_k(y)`, with all parameters integrated (K,); each program contains those before it.
         log_prior: :math:`\log \pi_k`, up to a constant (K,); by default all are equally probable.
         least_odds: c; 0, the default, for no window: all programs have a weight.
 
@@ -184,7 +182,7 @@ def key_of(key: Array, depth: Depth) -> Array:
 
 
 _DRAWS = 100
-"""Shares are rounded to one in so many where programs have no draws of their own."""
+"""Default number of draws where no program has samples: weights are rounded to multiples of its inverse."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -43,9 +43,8 @@ def emulator_family(
         h_i = h_{i+1} + g_i(h_{i+1}), \quad i = L - 1, \dots, 1, \qquad
         y \sim N(c + u\, (m + g_0(h_1)),\; u^2 s^2),
 
-    with Gaussian processes :math:`g_i`, each with a variance and a lengthscale for every column, and D outputs but for
-    the last. A program with a layer more contains the one with a layer less, which it is where a variance
-    is zero.
+    with Gaussian processes :math:`g_i`, each with a variance and a lengthscale for every column, and D outputs except
+    the last. A program with a layer more contains the one with a layer less, as the case in which a variance is zero.
 
     Many simulators depend on their inputs through one or two combinations of these. ``family(L, K)`` is a program whose
     hidden layers have K columns each. The first of them is :math:`h_{L-1} = W^\top h_L + g_{L-1}(h_L)`: where its

@@ -84,9 +84,9 @@ def maximise(
     their values; then from the best one alone. Acquisitions that perform the same operations on arrays of the same
     shapes share compiled programs, so that one on a later fit is not compiled again.
 
-    A value of -inf says that a candidate is none. An ascent that meets it may stop, and those of the other starts with
-    it: where they should go on, leave such points out by the bounds, or give a large negative number that still slopes
-    towards the others.
+    A value of -inf marks an infeasible candidate. An ascent that meets it may stop, and those of the other starts with
+    it: to avoid that, exclude such points by the bounds, or return a large negative value that still slopes towards
+    the others.
 
     Of a :class:`Box` with whole numbers or labels, candidates are points of the box. Ascents take whole numbers as
     continuous and leave labels as they are; then numbers are rounded and the ascent goes on in the other columns.
@@ -109,8 +109,8 @@ def maximise(
         The best points with their value, and all that was tried.
 
     Raises:
-        ValueError: bounds as :class:`Box`; an acquisition that gives NaN, says where, more than one number or a complex
-            one, that has no finite value anywhere, or that JAX cannot trace; numbers that are not positive; starts of
+        ValueError: bounds as :class:`Box`; an acquisition that gives NaN (with the point), more than one number or a
+            complex one, that is finite nowhere, or that JAX cannot trace; numbers that are not positive; starts of
             another shape or outside the bounds.
 
     Warns:
@@ -341,7 +341,7 @@ class Ascents:
         return np.where(worse[:, None, None], points, found), np.where(worse, start, ends)
 
     def of_best(self, points: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
-        """The best of the ascents, after one of its own, and after single changes of whole numbers and labels."""
+        """The best of the ascents, after one more alone, and after single changes of whole numbers and labels."""
         best, value = points[values.argmax()][None], values.max()
         numbers = [d for d in range(self.box.dims) if d not in self.box.whole]
         extent = max(np.ptp(values), abs(value) * 1e-3)

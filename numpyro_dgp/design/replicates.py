@@ -72,7 +72,7 @@ def pooled(X: ArrayLike, y: ArrayLike) -> Pooled:
 
     Raises:
         ValueError: other shapes, NaN or infinite numbers, arrays that are traced, numbers that the default precision
-            does not hold or tell apart.
+            cannot represent or distinguish.
 
     Example:
         >>> import jax, numpyro, optax

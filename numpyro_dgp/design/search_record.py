@@ -52,7 +52,7 @@ class Record:
 
     Raises:
         ValueError: by :meth:`add`, values or points that are not finite numbers, or more values than there are pending
-            points; by :meth:`load`, a file that holds something else.
+            points; by :meth:`load`, a file with other contents.
 
     Example:
         >>> import numpy as np
@@ -92,7 +92,7 @@ class Record:
 
         Raises:
             ValueError: values or points that are not finite numbers, more values than there are pending points, or
-                points of another shape. Whether points are in bounds the search says that goes on from the record.
+                points of another shape. Bounds are checked by the search that continues from the record.
         """
         values = np.asarray(known_numbers("values", y), float)
         values = values[None] if values.ndim == 0 else values

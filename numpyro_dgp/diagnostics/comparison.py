@@ -108,7 +108,8 @@ def compare(
     How to read it. ``ranking`` has the posteriors in order. ``bound`` ranks guides of one program with the same
     hyperparameters, or points for them; bounds of guides with distributions of hyperparameters are lower by their
     divergence. ``loo`` and the columns of test data can be compared between all guides and with chains. ``khat`` and
-    ``high_k`` say whether ``loo`` is reliable. All are estimates: differences of about one standard error mean nothing.
+    ``high_k`` show whether ``loo`` is reliable. All are estimates: differences of about one standard error mean
+    nothing.
 
     With ``evidence=True`` the ``gap`` of a guide is a lower estimate of its divergence from the posterior, at its
     values of ``numpyro.param`` hyperparameters. A guide with points for hyperparameters with priors has no such
@@ -129,7 +130,7 @@ def compare(
         level: of the central predictive intervals whose coverage is counted.
         evidence: whether to run :func:`~numpyro_dgp.diagnostics.evidence` from every guide, which takes 4000 gradients
             in each of 32 runs, three times with chains and otherwise twice. The draws of ``mcmc`` give the upper bound
-            where the program has no ``numpyro.param`` of its own, which chains and fits might have at other values.
+            where the program has no ``numpyro.param``, which chains and fits might have at other values.
         progress_bar: show a progress bar for every fit.
 
     Returns:
@@ -253,7 +254,7 @@ def _fit_of(
 
 
 def _has_converged(losses: Any) -> Any:
-    """Whether the last tenth of the losses is as low as the one after their middle; NaN where that cannot be told."""
+    """Whether the last tenth of the losses is as low as the one after their middle; NaN where that is not known."""
     found = np.asarray([] if losses is None else losses, float)
     size = len(found) // 10
     if size < 10:

@@ -140,9 +140,9 @@ def local_khat(
               w_n^{(k)} \sim q(w_n \mid \phi), \quad \phi \sim q(\phi)
 
     Data with :math:`\hat k` above 0.7 have latents whose posterior their q does not cover: give the guide more freedom
-    (``Normal()`` instead of ``Amortised()``), or more importance samples. With ``ImportanceWeighted`` it says whether
+    (``Normal()`` instead of ``Amortised()``), or more importance samples. With ``ImportanceWeighted`` it shows whether
     the proposals work. For hidden layers distributed as in the model the proposal is that distribution, and
-    :math:`\hat k` says whether it is good enough without regard to y. It says nothing about :math:`\phi`.
+    :math:`\hat k` shows whether it is good enough without regard to y. It does not depend on :math:`\phi`.
 
     Args:
         posterior: a fit.

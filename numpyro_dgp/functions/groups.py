@@ -181,7 +181,7 @@ class GroupedFunction(InducedFunction):
     def moments(self, rows: Array) -> Moments:
         if self.v.whole is not None:
             return super().moments(rows)
-        # A row takes the (M, M) factors of its own group.
+        # A row takes the (M, M) factors of its group.
         return in_blocks(self.block_moments(rows), rows, cells=self.Z.shape[-2] ** 2)
 
     def block_moments(self, rows: Array) -> Callable[[Array], Moments]:

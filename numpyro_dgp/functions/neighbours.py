@@ -277,7 +277,7 @@ class Neighbours(Checked):
     move, ``neighbours.refreshed(h)`` finds them anew. Time is O(N num³), memory O(N num²).
 
     Args:
-        X: inputs (N, D) that say which rows are near to each other, by Euclidean distance: columns of different units
+        X: inputs (N, D) that define which rows are neighbours, by Euclidean distance: columns of different units
             want to be divided by lengthscales first.
         num: neighbours of each value; with N - 1 the process is exact at the data, with N at new inputs too.
         order: ``"maxmin"``, each row as far as possible from those before it; ``"coordinate"``, sorted by columns;

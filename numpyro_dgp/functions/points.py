@@ -56,7 +56,7 @@ class Points(Checked):
     Args:
         Z: inducing inputs (M, D) in the units of the layer's inputs, or (P, M, D) for separate ones per
             output.
-        learn: make ``Z`` a ``numpyro.param`` called ``"<name>_Z"``, learned with everything else.
+        learn: make ``Z`` a ``numpyro.param`` called ``"<name>_Z"``, optimised with everything else.
 
     Raises:
         ValueError: ``Z`` has another shape, or NaN or infinite entries; with ``learn``, a site of the program that is

@@ -90,11 +90,11 @@ _SHOWN = 12
 """Names that a message lists at most."""
 
 _LARGE_LOSS = 1e3
-"""Of one observation, which is then some forty standard deviations off."""
+"""Loss per observation above which to warn: about forty standard deviations."""
 
 
 _EDGE = 0.05
-"""Of its initial value, below which a scale counts as one that has gone to zero."""
+"""Share of its initial value below which a scale counts as zero."""
 
 _EQUAL = 10.0
 """Times that scale: the most by which values in a plate then differ."""
@@ -153,7 +153,7 @@ def start_of_fit(
     for name, value in (init_params or {}).items():
         _require_initial_value(name, value, sites.parameters)
     if first is None or init_params:
-        first = initial_state(svi, rng_key, rebuild, arrays, init_params)  # checks of kernels have more to say
+        first = initial_state(svi, rng_key, rebuild, arrays, init_params)  # errors of kernels are more specific
     require_inside(sites.outside)
     return first, sites
 

@@ -141,7 +141,7 @@ class Convolutional(Kernel):
     .. math:: f(x) = \sum_r w_r\, g(x^{[r]}), \qquad
               k(x, x') = \sum_{r, r'} w_r w_{r'}\, k_g(x^{[r]}, x'^{[r']})
 
-    where :math:`x^{[r]}` is patch r of R. A pattern learned at one place of an image is known everywhere; the weights
+    where :math:`x^{[r]}` is patch r of R. The response to a pattern is the same at all places; the weights
     are the importance of each place. With ``Patches(..., places=True)``, whose patches include their position, the
     response may also vary over the image: ``RBF(1.0, 2.0).on(0, 1, 2, 3) * RBF(1.0, 5.0).on(4, 5)`` for patches of
     2 by 2 pixels.

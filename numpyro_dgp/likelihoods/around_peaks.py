@@ -49,8 +49,8 @@ class Peaks(NamedTuple):
     Args:
         columns: of each direction, and of what is in closed form; none where every entry of y has its own entry of v.
         of_rows: whether numbers of a row share a direction, so that densities are those of rows.
-        log_marginal: from (the sum over the numbers of a row, y, all columns, their variances), number by number, or
-            row by row.
+        log_marginal: from (the sum over the numbers of a row, y, all columns, their variances), elementwise, or row by
+            row.
     """
 
     columns: tuple[range, ...]
@@ -66,7 +66,7 @@ def around_peaks(
     Args:
         conditional: from all columns of v to the distribution of y.
         reading: of it.
-        given: what is in closed form of it, given the others.
+        given: its closed forms given the others.
 
     Example:
         >>> from numpyro_dgp.likelihoods.conditionals import read

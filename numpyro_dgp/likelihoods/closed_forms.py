@@ -57,7 +57,7 @@ class ClosedForms(NamedTuple):
     r"""The closed forms of a conditional, ``None`` where there is none, and nodes around its location.
 
     Args:
-        expected_log_prob: :math:`E[\log p(y \mid v)]`, from (y, mean, variance), number by number.
+        expected_log_prob: :math:`E[\log p(y \mid v)]`, from (y, mean, variance), elementwise.
         log_marginal: :math:`\log E[p(y \mid v)]`, likewise.
         normal: of ``Normal(slope * v + offset, scale)``, from v to its mean, its slope and its scale.
         around_location: the expected log density over nodes around the v whose location is y, where a log density
@@ -288,7 +288,7 @@ def _rate(conditional: Conditional, expected: Callable[..., Array], other: str |
         # E[rate] = e^(alpha mu + beta + alpha^2 sigma^2 / 2)
         mean_rate = rate * jnp.exp(0.5 * jnp.square(slope) * variance)
         log_rate = jnp.where(rate > 0, _safe_log(rate), -jnp.inf)
-        # As of the distributions themselves: in a compiled step nothing else says that y is out of range.
+        # As the distributions themselves: nothing else in a compiled step detects a y out of range.
         return jnp.where(y < 0, -jnp.inf, expected(y, mean_rate, log_rate, *constants))
 
     return ClosedForms(expected_log_prob)

@@ -1,7 +1,7 @@
 r"""Quadrature grids for conditionals of several functions, or of several outputs of one.
 
 Each entry of y depends on some of the function values of its row. A function used elementwise, one output per entry of
-y, adds one dimension to the grid; a column that all entries of y may depend on adds a dimension of its own, shared
+y, adds one dimension to the grid; a column that all entries of y may depend on adds a dimension that is shared
 between the entries. A normal y with a mean affine in some functions v is integrated over these in closed form at every
 node of the others. The whole integral has a closed form where the scale is constant, or log-affine in another function
 s:
@@ -110,7 +110,7 @@ class Given(NamedTuple):
 
     Args:
         columns: of each of these functions.
-        expected_log_prob: from (y, all columns, their variances), number by number.
+        expected_log_prob: from (y, all columns, their variances), elementwise.
         log_marginal: likewise.
         altogether: the expected log density with the others integrated out too, where that has a closed form.
         moments: mean and variance of y from all columns and their variances, where no other function is left.
@@ -150,7 +150,7 @@ def given_others(
         return lambda u: conditional(*parts[:f], u, *parts[f + 1 :])
 
     def given(v: Array, variance: Array) -> tuple[Array, Array, Array]:
-        """The mean of y, the variance that its functions have, and the scale at the other functions."""
+        """The mean of y, the variance of that mean, and the scale at the other functions."""
         parts, variances = split.parts(v), split.parts(variance)
         found = {f: with_slope(at(parts, f), parts[f], "loc", "scale") for f in means}
         centre, _, (noise,) = found[means[0]]

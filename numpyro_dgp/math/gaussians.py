@@ -66,7 +66,7 @@ def entropy(variance: Array) -> Array:
 
 
 def expected_kl(variance: Array, square: ArrayLike, prior_variance: ArrayLike) -> Array:
-    r"""Divergence of one-dimensional Gaussians, number by number, averaged over the distance of their means.
+    r"""Divergence of one-dimensional Gaussians, elementwise, averaged over the distance of their means.
 
     .. math::
         E\, \mathrm{KL}\bigl[N(m, \Omega) \,\|\, N(m', c)\bigr]
@@ -139,7 +139,7 @@ def expected_log_ratio(loc: Array, inverse: Array, mean: Array, covariance: Arra
 def narrower_than_prior(loc: Array, scale_tril: Array) -> tuple[Array, Array]:
     r"""The Gaussian with N(0, 1) in every principal direction in which it is wider than that.
 
-    The ratio of :math:`N(v; m, \Sigma)` to N(0, I) can stand for a likelihood only where it is bounded, that is where
+    The ratio of :math:`N(v; m, \Sigma)` to N(0, I) can replace a likelihood only where it is bounded, that is where
     :math:`\Sigma < I`, by more than rounding.
 
     Args:

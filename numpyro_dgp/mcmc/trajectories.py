@@ -75,7 +75,7 @@ class BlockNUTS(Checked):
             )
 
     def open(self) -> Trajectories:
-        """A move with an adaptation of its own."""
+        """A move with its own adaptation."""
         return Trajectories(self, *hmc(potential_fn_gen=lambda density: density, algo="NUTS"))
 
 

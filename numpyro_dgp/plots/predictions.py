@@ -114,7 +114,7 @@ def density(
     data: tuple[ArrayLike, ArrayLike] | None = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """A conditional density p(y | x) over one input as a heat map; every column is a density of its own.
+    """A conditional density p(y | x) over one input as a heat map; every column is a density.
 
     With ``grid = jnp.broadcast_to(y[:, None], (len(y), len(x)))`` the densities are
     ``posterior.log_density(key, grid, x[:, None])``.

@@ -66,7 +66,7 @@ def bounds(losses: Mapping[str, ArrayLike], *, size: int = 1, window: int = 50, 
 
 
 def layers(posterior: Posterior, key: Array, X: ArrayLike, *args: Any, num_points: int = 200) -> Figure:
-    """Every layer as a function of its own inputs, with its inducing points.
+    """Every layer as a function of its inputs, with its inducing points.
 
     One row per layer, one column per output (at most four). A panel shows the posterior of the layer's function, two
     standard deviations wide, along the first principal direction of its inputs and through their mean; with one

@@ -39,7 +39,7 @@ def ring_spectra(
     grid is on the same scale: draws from the prior scatter about the curve, with a standard deviation as large as the
     mean. At frequencies where draws from a posterior agree with each other, the data determine them; where they scatter
     about the prior, they do not. Noise of standard deviation :math:`\sigma` has the power :math:`\sigma^2` at every
-    frequency: parts of the process with far less power cannot be learned from data at all points of the grid. The mean
+    frequency: parts of the process with far less power cannot be inferred from data at all points of the grid. The mean
     of the values, frequency zero, is left out.
 
     Args:

@@ -196,7 +196,7 @@ class Fit:
 
         Values of a layer with ``inducing=None`` at new rows depend on those at the rows of the fit. Given each draw of
         hyperparameters and, where they are not observed, of these values, they have the closed form of
-        ``f.condition(X, v)``. Predictions of an observed ``f(X, noise=s)`` hold the noise, as those of every observed
+        ``f.condition(X, v)``. Predictions of an observed ``f(X, noise=s)`` have the noise, as those of every observed
         site; ``predict_function`` is without it. Other programs do not need the data.
 
         Args:
@@ -473,7 +473,7 @@ def require_fit(model: Any, guide: Any, params: Any, samples: Any, site: Any) ->
 
 
 def require_draws(samples: Mapping[str, Any], sites: Trace) -> None:
-    """Raise if draws of a site of the program hold NaN."""
+    """Raise if draws of a site of the program are NaN."""
     for name in sorted(samples.keys() & sites.keys()):
         if sites[name]["type"] == "sample":
             require_finite(f"draws of {name!r}", samples[name], "the chain diverged: look at its diagnostics")

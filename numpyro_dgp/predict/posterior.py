@@ -137,7 +137,7 @@ class Posterior(Fit):
             group that the fit has not seen, or a batch size with rows that are not predicted independently.
 
         Warns:
-            UserWarning: a mean or variance that is infinite or NaN; inputs at which a representation says nothing, such
+            UserWarning: a mean or variance that is infinite or NaN; inputs at which a representation is not valid, such
                 as those outside of a ``Basis``.
         """
         found = self._predictor(_MOMENTS, key, self.options, args, kwargs, X_variance)

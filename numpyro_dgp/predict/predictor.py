@@ -499,7 +499,7 @@ class Predictor:
         sample = {site: values[i] for site, values in samples.items()}
         args, kwargs = name.arguments(arrays)
         draw, target = jax.random.split(key, name.num_samples)[i], name.target._replace(batch=batch)
-        with numpyro.validation_enabled(not outside):  # the index is the reason of what NumPyro would say
+        with numpyro.validation_enabled(not outside):  # the index is the reason of NumPyro's error
             _of_draw(name.quantity, self.fit, target, draw, sample, args, kwargs)
         require_inside(outside)
 

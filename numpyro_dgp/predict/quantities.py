@@ -205,7 +205,7 @@ def jointly_of(
     f_x = observed_function(unwrap(sites[target.site or ""]["fn"]), target.site)
     covariances, priors = _covariances(f_x)
     one = f_x.event_dim == 0
-    # The diagonal holds the variances of predict_function.
+    # The diagonal has the variances of predict_function.
     covariances = set_diagonal(covariances, f_x.variance[None] if one else f_x.variance.mT)
     return JointMixture(f_x.loc, covariances[0], priors[0]) if one else JointMixture(f_x.loc, covariances, priors)
 

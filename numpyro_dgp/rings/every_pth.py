@@ -46,7 +46,7 @@ class Subsampled:
 
     Raises:
         ValueError: J that does not divide the size of the ring, a kernel without a spectral density, observations of
-            another shape, or noise that is not positive (each method says which).
+            another shape, or noise that is not positive.
 
     Example:
         >>> import jax.numpy as jnp

@@ -70,7 +70,7 @@ class Grid(Ring):
             ``ScaledCirculant``), and no array of N times M numbers is made. The rules ``Full``, ``Diagonal`` and
             ``ScaledProduct``, structured guides, joint values and draws of functions look at all points nevertheless;
             where an array over all points would have more than 2**31 numbers, an error names the rules that need none.
-            A lengthscale that grows, as it is learned, beyond what the neighbours reach is an error; in compiled
+            A lengthscale that grows during a fit beyond what the neighbours reach is an error; in compiled
             programs values are then NaN, and :func:`~numpyro_dgp.fit` gives the reason.
         nugget: variance of independent noise on the values on the grid, relative to that of the kernel, the same in
             both precisions. The smaller, the stiffer are the bounds of the rules ``ScaledPrior``, ``ScaledCirculant``
@@ -174,8 +174,8 @@ class Grid(Ring):
             tol: share of the length (root of the sum of squares) of an input's weights that may be left out. Means,
                 in standard deviations of the prior, and variances change by about as much.
             scaled: for the rules that scale values on the grid, ``ScaledPrior`` and
-                ``ScaledCirculant``. Beside the weights of means they have weights of their own, which for smooth
-                kernels decay more slowly.
+                ``ScaledCirculant``. Their variances have other weights than means, which for smooth kernels decay
+                more slowly.
 
         Raises:
             ValueError: a kernel without a spectral density or with hyperparameters that are traced; ``tol`` that is

@@ -32,7 +32,7 @@ def regular(x: ArrayLike, margin: ArrayLike) -> tuple[Ring, np.ndarray]:
 
     Args:
         x: inputs (N,) in order, whole multiples of their smallest difference apart; or (N, D) with two or three
-            columns, rows in order by the first, then the second, then the third, each on a regular grid of its own.
+            columns, rows in order by the first, then the second, then the third, each on its own regular grid.
         margin: length of the padding, units of x, a number or (D,); six lengthscales make the two ends independent. A
             ring with padding is a few points longer where that makes its Fourier transforms faster by more than the
             algebra of these unobserved points costs. With 0.0 there is no padding: the first point is the neighbour

@@ -60,7 +60,7 @@ class NormalOutcome:
 
 @dataclasses.dataclass(frozen=True)
 class StudentTOutcome:
-    """Student-t noise with learned degrees of freedom, above 2, so that the variance is finite.
+    """Student-t noise with fitted degrees of freedom, above 2, so that the variance is finite.
 
     Args:
         outputs: number of outputs, ``None`` for y of shape (N,).
@@ -82,7 +82,7 @@ class StudentTOutcome:
 
 @dataclasses.dataclass(frozen=True)
 class BernoulliOutcome:
-    """Two classes, of which a scalar function is the log odds."""
+    """Two classes, whose log odds are a scalar function."""
 
     outputs: ClassVar[None] = None
     names: ClassVar[tuple[str, ...]] = ()
@@ -99,7 +99,7 @@ class BernoulliOutcome:
 
 @dataclasses.dataclass(frozen=True)
 class CategoricalOutcome:
-    """Several classes with a function each, of which the softmax gives the probabilities.
+    """Several classes with a function each; the softmax gives the probabilities.
 
     Args:
         outputs: number of classes.

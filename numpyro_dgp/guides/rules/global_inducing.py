@@ -52,7 +52,7 @@ class GlobalInducing(Rule):
     :math:`\tilde X^{\ell-1}` is what the layer is called with there. A layer that is called several times has its
     pseudo-observations at the first call. Learned are :math:`\tilde X^0`, and per layer the pseudo-observations
     :math:`t^\ell` (G, P) and the triangular roots :math:`\Gamma^\ell` (P, G, G) of their precisions; for a scalar
-    function (G,) and (G, G). A latent per datum has a learned pseudo-value for every pseudo-input.
+    function (G,) and (G, G). A latent per datum has a fitted pseudo-value for every pseudo-input.
 
     The draw of a lower layer thus moves the inputs at which the layer above is tied down. Under ``dgp.ELBO`` inducing
     values that others depend on are drawn, once for all data, and the rest is integrated out; every divergence
@@ -68,7 +68,7 @@ class GlobalInducing(Rule):
 
     Args:
         num_inducing: the number of pseudo-inputs, G.
-        inputs: name of the argument of the program that they stand for; by default the first.
+        inputs: name of the argument of the program that they replace; by default the first.
         diagonal: whether :math:`\Gamma` is diagonal: positive numbers (P, G), or (G,).
         scale: initial standard deviation s of pseudo-observations, relative to that of the function; by default 1e-2
             for inner layers, else 1.

@@ -117,8 +117,8 @@ class LowRank(Rule):
 
     **Which one?** Data add a matrix to the precision of v, whose rank is that of what they determine: with a Gaussian
     likelihood and features A of the data the optimum is :math:`\Sigma^{-1} = I + A^\top A / \sigma_y^2`. A low rank in
-    the precision follows it; one in the covariance has to say in which directions the data leave v alone, of which
-    there are many. (Where M is so small that the data determine all of v, either may be the better one.) Gaps to the
+    the precision follows it; one in the covariance has to represent the many directions in which the data do not change
+    q(v). (Where M is so small that the data determine all of v, either may be the better one.) Gaps to the
     full Gaussian in nats, 200 rows, M = 80, the best q of each family (``benchmarks/low_rank_gaps.py``):
 
     ==================================  =====  =====  =====  =====
