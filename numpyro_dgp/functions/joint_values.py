@@ -31,7 +31,7 @@ __all__ = [
 
 
 class JointValues(ProcessValues):
-    """Values of P independent functions with their correlations over the last batch dimension.
+    r"""Values of P independent functions with their correlations over the last batch dimension.
 
     Args:
         loc: means (..., N, P), or (..., N) for a scalar function.
