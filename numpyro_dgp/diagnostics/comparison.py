@@ -24,7 +24,7 @@ from numpyro_dgp.diagnostics.arviz import opened, to_arviz
 from numpyro_dgp.diagnostics.calibration import coverage, pit
 from numpyro_dgp.diagnostics.evidence import evidence as evidence_of
 from numpyro_dgp.diagnostics.ratios import map_draws
-from numpyro_dgp.diagnostics.reliability import MANY_UNRELIABLE, khat, loo
+from numpyro_dgp.diagnostics.reliability import khat, loo
 from numpyro_dgp.guides.any_guide import adapted
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import fit
@@ -42,7 +42,8 @@ Candidate: TypeAlias = Callable[..., Any] | tuple[Callable[..., Any], SVIRunResu
 
 # Draws of the bound that its standard error is taken from.
 _BOUND_DRAWS = 200
-# A posterior of which a larger share of the leave-one-out weights is unreliable is ranked behind the others.
+# Shares of unreliable leave-one-out weights above which a score is unreliable, and above which a posterior ranks last.
+_MANY_UNRELIABLE = 0.1
 _MOST_UNRELIABLE = 0.5
 
 
@@ -84,7 +85,7 @@ class Comparison:
         """One figure of it: bounds, leave-one-out scores, Pareto shapes, and the training curves."""
         from numpyro_dgp.diagnostics.figures import comparison
 
-        return comparison(self)
+        return comparison(self, _MANY_UNRELIABLE)
 
 
 def compare(
@@ -347,7 +348,7 @@ def _ranking(table: DataFrame, scores: dict[str, Any]) -> DataFrame | None:
     found = found.loc[order.sort_values(keys, ascending=[True, False, False, True], kind="stable").index]
     found = found[[name for name in by if name in table]]
     found.insert(0, "rank", range(len(found)))
-    sound = {name: score for name, score in scores.items() if table.loc[name, "high_k"] <= MANY_UNRELIABLE}
+    sound = {name: score for name, score in scores.items() if table.loc[name, "high_k"] <= _MANY_UNRELIABLE}
     if len(sound) < 2:
         return found
     import arviz_stats

@@ -24,15 +24,13 @@ from numpyro_dgp.predict.posterior import Posterior
 if TYPE_CHECKING:
     from xarray import DataTree
 
-__all__ = ["MANY_UNRELIABLE", "khat", "local_khat", "loo", "pareto_shape"]
+__all__ = ["khat", "local_khat", "loo", "pareto_shape"]
 
 # Classes of ArviZ and xarray, whose annotations are less precise than their documentation.
 ELPDData: TypeAlias = Any
 DataArray: TypeAlias = Any
 # With fewer weights the tail has fewer than five to fit.
 _LEAST = 25
-MANY_UNRELIABLE = 0.1
-"""If more than this share of the data have unreliable weights, a leave-one-out score is."""
 # Log weights that are closer than this, in nats, may be equal up to rounding; others are not, however large they are.
 _ROUNDING = 0.1
 
