@@ -187,12 +187,12 @@ def _require_box(bounds: ArrayLike | Box | None, data: np.ndarray) -> Box:
     """The bounds of the inputs, which are those of the runs if none are given."""
     if bounds is not None:
         box = as_box(bounds)
-        if box.categories:
-            raise expected(
-                "columns of numbers",
-                f"categories={list(box.categories)}",
-                "write a family with dgp.kernels.Categorical for labels, as the docstring of dgp.fit_best has one",
-            )
+        expect(
+            not box.categories,
+            "columns of numbers",
+            f"categories={list(box.categories)}",
+            "write a family with dgp.kernels.Categorical for labels, as the docstring of dgp.fit_best has one",
+        )
         box.require_points("X", data)
         return box
     low, high = data.min(0), data.max(0)

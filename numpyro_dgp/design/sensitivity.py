@@ -179,16 +179,18 @@ def unit_points(key: Array, num_randomisations: int, num_points: int, dims: int)
 
     for name, value in (("num_randomisations", num_randomisations), ("num_points", num_points)):
         require_count(name, value, "256, a power of two" if name == "num_points" else "8")
-    if num_randomisations < 2:
-        raise expected(
-            "at least two randomisations",
-            num_randomisations,
-            "their variance estimates the integration error; 8 is usual",
-        )
-    if num_points < 2 or num_points & (num_points - 1):
-        raise expected(
-            "num_points, a power of two from 2", num_points, "Sobol's points cover the cube evenly at 64, 128, 256, ..."
-        )
+    expect(
+        num_randomisations >= 2,
+        "at least two randomisations",
+        num_randomisations,
+        "their variance estimates the integration error; 8 is usual",
+    )
+    expect(
+        num_points >= 2 and not num_points & (num_points - 1),
+        "num_points, a power of two from 2",
+        num_points,
+        "Sobol's points cover the cube evenly at 64, 128, 256, ...",
+    )
     seeds = np.asarray(jax.random.bits(key, (num_randomisations,), jnp.uint32))
     points = [Sobol(dims, seed=int(seed)).random_base2(int(num_points).bit_length() - 1) for seed in seeds]
     edge = float(jnp.finfo(jnp.result_type(float)).eps) / 2  # quantiles of 0 and 1 may be infinite

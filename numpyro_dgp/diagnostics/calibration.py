@@ -294,8 +294,7 @@ def vsbc(
 
     require_svi(svi)
     require_key(key)
-    if num_replications < 10:
-        raise expected("at least 10 replications", num_replications, "100 are usual")
+    expect(num_replications >= 10, "at least 10 replications", num_replications, "100 are usual")
     raw = jax.random.PRNGKey(jax.random.bits(key))  # NumPyro reshapes the keys, which fails for typed keys
     found = vsbc_diagnostic(
         raw, svi.model, svi.guide, svi.optim, svi.loss, *args, observed_sites=list(observed),

@@ -187,8 +187,7 @@ def evidence(
     for name, count in {"num_chains": num_chains, "num_temperatures": num_temperatures,
                         "num_leapfrogs": num_leapfrogs}.items():  # fmt: skip
         require_count(name, count, "the default")
-    if num_chains < 2:
-        raise expected("num_chains of two or more", num_chains, "a standard error needs them")
+    expect(num_chains >= 2, "num_chains of two or more", num_chains, "a standard error needs them")
     require_key(key)
     do = "evidence(dgp.Posterior(model, guide, result.params), key, X, y); draws of the posterior are samples="
     expect_kind(posterior, Posterior, "a fit with a guide", do)

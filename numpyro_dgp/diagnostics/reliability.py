@@ -238,8 +238,7 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
         "draw y inside numpyro.plate, given the values of the functions",
     )
     draws = likelihood.sizes["chain"] * likelihood.sizes["draw"]
-    if draws < _LEAST:
-        raise expected(f"at least {_LEAST} draws", draws, "to_arviz(..., num_samples=1000) is usual")
+    expect(draws >= _LEAST, f"at least {_LEAST} draws", draws, "to_arviz(..., num_samples=1000) is usual")
     if observations is not None and not (isinstance(observations, int) and 0 < observations <= likelihood.shape[-1]):
         raise expected(f"at most as many observations as data, {likelihood.shape[-1]}", repr(observations))
     stats = tree.children.get("sample_stats")

@@ -48,12 +48,12 @@ def open_in_plate(
         ValueError: a plate that takes some groups at a time; a kernel or inducing inputs that do not fit the groups.
     """
     L, dims = groups.size, Z.shape[-1]
-    if groups.subsample_size != L:
-        raise expected(
-            "a plate of all groups",
-            f"{groups.subsample_size} of {L} in plate {groups.name!r}",
-            "leave subsample_size out there, and take some rows at a time in the plate of the rows",
-        )
+    expect(
+        groups.subsample_size == L,
+        "a plate of all groups",
+        f"{groups.subsample_size} of {L} in plate {groups.name!r}",
+        "leave subsample_size out there, and take some rows at a time in the plate of the rows",
+    )
     if not shared(kernels):
         raise expected(
             f"one kernel in plate {groups.name!r}",

@@ -70,8 +70,9 @@ def require_file_path(what: str, path: Any, example: str) -> None:
     expect(
         isinstance(path, str | os.PathLike) and os.fspath(path), f"{what} to be a path", repr(path), f'try "{example}"'
     )
-    if Path(path).is_dir():
-        raise expected(f"{what} to be the path of a file", f"the folder {path}", f'add a name, "{example}"')
+    expect(
+        not Path(path).is_dir(), f"{what} to be the path of a file", f"the folder {path}", f'add a name, "{example}"'
+    )
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: dict[str, Any]) -> None:

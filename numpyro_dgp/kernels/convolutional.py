@@ -102,12 +102,12 @@ class Patches(Checked):
 
     def require_images(self, x: Any) -> None:
         """Raise unless ``x`` has rows of as many numbers as an image has."""
-        if np.ndim(x) < 1 or np.shape(x)[-1] != self.pixels:
-            raise expected(
-                f"images {self.image} as rows of {self.pixels} numbers",
-                f"shape {np.shape(x)}",
-                "images.reshape(len(images), -1); of values (..., R, C) at patches h.reshape(*h.shape[:-2], -1)",
-            )
+        expect(
+            np.ndim(x) >= 1 and np.shape(x)[-1] == self.pixels,
+            f"images {self.image} as rows of {self.pixels} numbers",
+            f"shape {np.shape(x)}",
+            "images.reshape(len(images), -1); of values (..., R, C) at patches h.reshape(*h.shape[:-2], -1)",
+        )
 
     def __call__(self, x: ArrayLike) -> Array:
         """The patches (..., R, D) of images (..., H W C)."""
@@ -180,10 +180,12 @@ class Convolutional(Kernel):
         if self.weights is None:
             return
         object.__setattr__(self, "weights", own_numbers("weights", self.weights))
-        if np.shape(self.weights) != (self.patches.count,):
-            raise expected(
-                f"weights of shape ({self.patches.count},), one per patch", np.shape(self.weights), "None for the mean"
-            )
+        expect(
+            np.shape(self.weights) == (self.patches.count,),
+            f"weights of shape ({self.patches.count},), one per patch",
+            np.shape(self.weights),
+            "None for the mean",
+        )
         require_finite("weights", self.weights, "draw them from a Normal")
 
     def check_inputs(self, X: Any) -> None:

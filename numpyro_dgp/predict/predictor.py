@@ -519,8 +519,7 @@ class Predictor:
         if self.fit.samples is None:
             return {}
         total = len(next(iter(self.fit.samples.values())))
-        if num_samples > total:
-            raise expected(f"num_samples of at most {total}, the number of MCMC draws", num_samples)
+        expect(num_samples <= total, f"num_samples of at most {total}, the number of MCMC draws", num_samples)
         index = np.linspace(0, total - 1, num_samples).astype(int)
         return {name: jnp.asarray(value)[index] for name, value in self.fit.samples.items()}
 

@@ -98,12 +98,12 @@ class Grid(Ring):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.nugget, int | float | np.floating) or not 0 < self.nugget < 1:
-            raise expected(
-                "a nugget between 0 and 1, a share of the variance of the kernel",
-                repr(self.nugget),
-                "1e-10 for functions known nearly exactly, in double precision; leave it out otherwise",
-            )
+        expect(
+            isinstance(self.nugget, int | float | np.floating) and 0 < self.nugget < 1,
+            "a nugget between 0 and 1, a share of the variance of the kernel",
+            repr(self.nugget),
+            "1e-10 for functions known nearly exactly, in double precision; leave it out otherwise",
+        )
         object.__setattr__(self, "nugget", float(self.nugget))
         if self.neighbours is None:
             return

@@ -22,7 +22,7 @@ import numpy as np
 import numpyro
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import expected, is_concrete
+from numpyro_dgp._checks import expect, expected, is_concrete
 from numpyro_dgp._fields import count, scale
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
@@ -115,12 +115,12 @@ class GlobalInducing(Rule):
         def pseudo_inputs(X: Array) -> Array:
             name = f"{site.prefix}_pseudo_inputs"
             found = numpyro.param(name, lambda _: _centres(X, self.num_inducing, self.labels))
-            if len(found) != self.num_inducing:
-                raise expected(
-                    f"{self.num_inducing} pseudo-inputs at layer {site.name!r}",
-                    f"{len(found)} of {name!r}, which all layers share",
-                    "give all of them one num_inducing",
-                )
+            expect(
+                len(found) == self.num_inducing,
+                f"{self.num_inducing} pseudo-inputs at layer {site.name!r}",
+                f"{len(found)} of {name!r}, which all layers share",
+                "give all of them one num_inducing",
+            )
             return found
 
         def pseudo_value(msg: dict[str, Any]) -> Array:
@@ -181,10 +181,12 @@ def _centres(X: Array, count: int, labels: Sequence[int]) -> Array:
 
     def centres(rows: Any) -> np.ndarray:
         distinct = len(np.unique(np.asarray(rows), axis=0))
-        if count > distinct:
-            raise expected(
-                f"num_inducing of at most {distinct}, the distinct rows of the inputs", count, "more add nothing"
-            )
+        expect(
+            count <= distinct,
+            f"num_inducing of at most {distinct}, the distinct rows of the inputs",
+            count,
+            "more add nothing",
+        )
         return kmeans(np.asarray(rows), count, labels=labels)
 
     values = centres(rows) if is_concrete(rows) else jax.pure_callback(centres, found, rows, vmap_method="sequential")
