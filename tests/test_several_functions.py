@@ -280,13 +280,13 @@ def test_more_nodes_are_more_exact():
 def test_draws_and_four_functions(key):
     """More than three numbers of v per y: draws, with a warning unless they are asked for."""
     conditional = lambda v, s, w, t: dist.StudentT(3 + jnp.exp(w + t), v, jnp.exp(0.5 * s))  # noqa: E731
-    with pytest.warns(UserWarning, match="StudentT sees 4 functions together, so its expectation is taken by 20 Monte"):
+    with pytest.warns(UserWarning, match="StudentT depends on 4 functions together, so its expectation is taken by 20"):
         dgp.Likelihood((F, G, H, F), conditional)
     asked = dgp.Likelihood((F, G), CASES["student-t"][1], integrate=dgp.likelihoods.MonteCarlo(100_000, key))
     expected, marginal = dense(CASES["student-t"][2], [0, 1], Y)
     np.testing.assert_allclose(asked.log_prob(Y), expected, atol=0.03)
     np.testing.assert_allclose(asked.log_marginal(Y), marginal, atol=0.03)
-    with pytest.raises(ValueError, match="at most 3 entries of v for GaussHermite, got StudentT, which sees 4"):
+    with pytest.raises(ValueError, match="at most 3 entries of v for GaussHermite, got StudentT, which depends on 4"):
         dgp.Likelihood((F, G, H, F), conditional, integrate=dgp.likelihoods.GaussHermite(5))
 
 

@@ -128,7 +128,7 @@ def rows_together(
     shapes: Mapping[str, Sequence[int]],
     other: tuple[Trace, Mapping[str, Sequence[int]]] | None = None,
 ) -> list[Together]:
-    """Find inputs and densities with one row per row of an argument, or of a site below, that see all its rows.
+    """Find inputs and densities with one row per row of an argument, or of a site below, that depend on all its rows.
 
     Sums over rows that remain sums, such as totals and averages over bins, have other rows than what they sum.
 

@@ -88,7 +88,7 @@ def values_of(fn: dist.Distribution) -> SiteDistribution:
 
 
 def each_values_of(fn: dist.Distribution) -> tuple[SiteDistribution, ...]:
-    """The same by function: a likelihood may see several of them."""
+    """The same by function: a likelihood may depend on several of them."""
     return values_of(fn).by_function
 
 

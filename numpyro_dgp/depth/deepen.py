@@ -127,9 +127,9 @@ def require_same_inputs(
     advice = f"give {new} mean=dgp.means.IdentityMean() and as many outputs as inputs"
     for name in deeper.keys() & old.keys():
         for ours, theirs in zip(deeper[name], fitted[old[name]], strict=False):
-            same = f"layer {name!r} to see what {old[name]!r} sees in the fitted program"
+            same = f"layer {name!r} to have the inputs of {old[name]!r} in the fitted program"
             got, shape = ours.inputs.shape, theirs.inputs.shape
-            expect(got == shape, f"{same}, inputs of shape {shape}", got, advice)
+            expect(got == shape, f"{same}, of shape {shape}", got, advice)
             if (far := _distance(ours.inputs, theirs.inputs)) > 0:
                 apart = f"inputs that differ by up to {far:.3g}"
                 raise expected(f"{same} when the new layer is at its mean", apart, advice)
@@ -586,7 +586,7 @@ def _require_wiring(
     rebuild: Rebuild,
     arrays: list[Array],
 ) -> None:
-    """Raise unless the layers of the fit see what they saw, with new layers at their means."""
+    """Raise unless the layers of the fit have their inputs, with new layers at their means."""
     fit = dict(posterior.params)
     first = handlers.substitute(handlers.substitute(posterior.guide, data=fit), substitute_fn=first_rows)
 

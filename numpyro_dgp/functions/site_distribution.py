@@ -55,7 +55,7 @@ class SiteDistribution(dist.Distribution):
 
     @property
     def by_function(self) -> tuple[SiteDistribution, ...]:
-        """The values by function; a likelihood may see several."""
+        """The values by function; a likelihood may depend on several."""
         return (self,)
 
 

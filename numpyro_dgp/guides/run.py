@@ -144,8 +144,8 @@ def run(
         groups = importance_weights(guide_trace, model_trace, nesting)
         if groups and program().aggregates:
             raise expected(
-                "densities that see one row of a hidden layer each",
-                f"{sorted(program().aggregates)}, which see several",
+                "densities that depend on one row of a hidden layer each",
+                f"{sorted(program().aggregates)}, which depend on several",
                 "the weights of one datum would depend on the others; use guides.InducingPoint",
                 at="importance weighting",
             )

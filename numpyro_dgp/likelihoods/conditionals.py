@@ -155,7 +155,7 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
 
     Raises:
         ValueError: sites inside the conditional, something else than a function that returns a distribution, or a
-            density that sees several rows of v.
+            density that depends on several rows of v.
 
     Example:
         >>> import jax.numpy as jnp
@@ -197,7 +197,7 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
     if len(parts) == 1 and parts[0].own:
         return Reading(example, dict(parts[0].kinds))
     if len(parts) > 1:
-        mixes = f"sees {len(parts)} functions together"
+        mixes = f"depends on {len(parts)} functions together"
     else:
         mixes = found[0][1] or _of_shapes(numbers, values[0].shape, f_x.event_dim)
     with each_message(_refuse_site):

@@ -178,7 +178,7 @@ class _Run(NamedTuple):
 class Gibbs(ProgramKernel):
     r"""Gibbs sampling of a deep GP, block by block, a kernel for ``numpyro.infer.MCMC``.
 
-    It samples the program ``dgp.for_mcmc(model)``, in which inducing values that only Gaussian likelihoods see,
+    It samples the program ``dgp.for_mcmc(model)``, in which inducing values that only Gaussian likelihoods depend on,
     dist.Normal(a * v + b, scale), are integrated and drawn exactly (unless nothing else is left to move). A sweep moves
     everything else:
 
