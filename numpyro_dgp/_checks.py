@@ -58,6 +58,7 @@ __all__ = [
 
 _OF_HANDLERS = "process_message", "postprocess_message", "__exit__"  # which NumPyro calls
 _OF_LINE_SEARCHES = "value_fn", "grad_fn", "obj_fn", "grad"
+_DEEPER = "depth.weighted_posterior"  # the class of a result, with methods to call
 
 MISSING = (
     "drop or impute rows with missing inputs; of observations with gaps, y, observed = dgp.likelihoods.missing(y) "
@@ -74,7 +75,7 @@ def caller() -> str:
     """
     package = sys.modules["numpyro_dgp"]
     parts = {n.removeprefix("numpyro_dgp."): m for n, m in sys.modules.items() if n.startswith("numpyro_dgp.")}
-    names = {n: getattr(m, "__all__", ()) for n, m in parts.items() if n[0] != "_" and "." not in n}
+    names = {n: getattr(m, "__all__", ()) for n, m in parts.items() if n[0] != "_" and ("." not in n or n == _DEEPER)}
     public = {*package.__all__}.union(*names.values())
     frames = [frame for frame, _ in traceback.walk_stack(None) if frame.f_code.co_filename != "<string>"]
     modules = [frame.f_globals.get("__name__", "").split(".") for frame in frames]

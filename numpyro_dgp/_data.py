@@ -43,7 +43,7 @@ def as_numbers(what: str, value: Any) -> Any:
     nothing is rounded: what comes from a table has the precision that it has there.
 
     Args:
-        what: name of the data in messages, such as ``"inputs of kmeans"``.
+        what: name of the data in messages, such as ``"inputs X"``.
         value: numbers, an array, a list, a table or one of its columns.
 
     Raises:
@@ -222,14 +222,14 @@ def _warn_if_rounded(what: str, found: Array) -> None:
     rows = np.asarray(found, float).reshape(len(found), -1) if found.size else np.zeros((0, 1))
     if len(rows) < 2 or not np.isfinite(rows).all():
         return
-    spread, step = np.ptp(rows, 0), float(jnp.finfo(found.dtype).eps) * np.abs(rows).max(0)
-    wrong = np.flatnonzero(np.where(spread > 0, 100 * step > spread, step > 0.1))
+    extent, step = np.ptp(rows, 0), float(jnp.finfo(found.dtype).eps) * np.abs(rows).max(0)
+    wrong = np.flatnonzero(np.where(extent > 0, 100 * step > extent, step > 0.1))
     if len(wrong):
         d = wrong[0]
         where = f"column {d} has" if rows.shape[1] > 1 else "they have"
         warnings.warn(
             f"expected {what} whose differences {found.dtype} holds, got an array of JAX of which {where} values "
-            f"near {rows[0, d]:.6g} in steps of {step[d]:.2g}, over a range of {spread[d]:.2g}: subtract the offset "
+            f"near {rows[0, d]:.6g} in steps of {step[d]:.2g}, over a range of {extent[d]:.2g}: subtract the offset "
             "in double precision before it becomes one (dgp.initial.Standardizer does)",
             stacklevel=4,
         )
@@ -253,20 +253,20 @@ def warn_of_units(what: str, value: Any, beyond: float = _LARGE, stacklevel: int
     if not is_concrete(found) or not found.size or not jnp.issubdtype(found.dtype, jnp.floating):
         return
     rows = np.asarray(found, float).reshape(found.shape[0] if found.ndim else 1, -1)
-    mean, spread = np.abs(rows.mean(0)), rows.std(0)
-    d = int(np.argmax(np.maximum(mean, spread)))
-    if max(mean[d], spread[d]) > beyond:
+    mean, sd = np.abs(rows.mean(0)), rows.std(0)
+    d = int(np.argmax(np.maximum(mean, sd)))
+    if max(mean[d], sd[d]) > beyond:
         where = f"column {d} has" if rows.shape[1] > 1 else "they have"
         warnings.warn(
             f"{caller()}: {what} are not in standard units: {where} mean {rows[:, d].mean():.3g} and standard "
-            f"deviation {spread[d]:.3g}, and lengthscales, variances and noise usually begin near one: units = "
+            f"deviation {sd[d]:.3g}, and lengthscales, variances and noise usually begin near one: units = "
             "dgp.initial.Standardizer.fit(values); values = units(values)",
             stacklevel=stacklevel,
         )
 
 
 def _numbers(what: str, where: str, value: Any) -> np.ndarray:
-    """A column, an array or a list as numbers; ``where`` is said behind what came."""
+    """A column, an array or a list as numbers; the message appends ``where`` to what came."""
 
     def refuse(got: str, advice: str) -> ValueError:
         return expected(f"{what} to be numbers", f"{got}{where}", advice)

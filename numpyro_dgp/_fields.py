@@ -1,6 +1,6 @@
 """Fields of dataclasses that carry the check of their value.
 
-A subclass of :class:`Checked` says ``width: float = positive(1.0)``. A field whose default is ``None`` may be ``None``.
+A subclass of :class:`Checked` has ``width: float = positive(1.0)``. A field with the default ``None`` may be ``None``.
 Other arguments are those of ``dataclasses.field``; ``static=True`` keeps a field out of the leaves of a pytree.
 """
 

@@ -1,4 +1,4 @@
-"""Handlers made of functions, NumPyro's stack of active handlers, and programs that run with a stack of their own.
+"""Handlers made of functions, NumPyro's stack of active handlers, and programs that run with a separate stack.
 
 Only this file reads and changes the stack, which is internal to NumPyro.
 """

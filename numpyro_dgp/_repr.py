@@ -93,7 +93,7 @@ def _arguments(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _same(value: Any, default: Any) -> bool:
-    """Whether a value is the default, as far as that can be told without computing anything."""
+    """Whether a value is the default, as far as that is known without computing anything."""
     if value is default:
         return True
     if isinstance(value, Mapping | tuple | list) and not value:

@@ -232,7 +232,7 @@ class Mixture(NamedTuple):
             ValueError: moments of a y that is not Gaussian given each draw, or y that are no numbers.
         """
         self._require_gaussians("cdf")
-        return mixture_cdf(*map(jnp.asarray, self), jnp.asarray(as_numbers("y of Mixture.cdf", y)))
+        return mixture_cdf(*map(jnp.asarray, self), jnp.asarray(as_numbers("y", y)))
 
     def quantile(self, q: ArrayLike) -> Array:
         """The q-quantile of each entry of y, to rounding error.
@@ -452,12 +452,12 @@ def log_mean_exp(log_values: Array) -> Array:
 
 def _require_draws(draws: ArrayLike, least: int) -> Any:
     draws = as_numbers("draws", draws)
-    if np.ndim(draws) != 2 or np.shape(draws)[0] < least:
-        raise expected(
-            f"draws of shape (S, N) with S >= {least}",
-            np.shape(draws),
-            "take posterior.using(num_samples=2000).sample(key, X); of several outputs one at a time, draws[..., p]",
-        )
+    expect(
+        np.ndim(draws) == 2 and np.shape(draws)[0] >= least,
+        f"draws of shape (S, N) with S >= {least}",
+        np.shape(draws),
+        "take posterior.using(num_samples=2000).sample(key, X); of several outputs one at a time, draws[..., p]",
+    )
     require_finite("draws", draws, "check the fit: NaN in its losses?")
     expect(
         not is_concrete(draws) or np.ptp(np.asarray(draws), axis=0).all(),

@@ -136,18 +136,18 @@ class LinearMean(Mean):
     b: ArrayLike = 0.0
 
     def __post_init__(self) -> None:
-        expect(np.ndim(self.W) == 2, "means.LinearMean(W) of shape (D, P)", np.shape(self.W), "W has one row per input")
-        require_finite("weights of means.LinearMean", self.W, "check the data the directions came from")
+        expect(np.ndim(self.W) == 2, "W of shape (D, P)", np.shape(self.W), "W has one row per input")
+        require_finite("weights W", self.W, "check the data the directions came from")
         if np.shape(self.b) not in ((), (1,), np.shape(self.W)[1:]):
             raise expected(
-                f"offsets b of means.LinearMean to be a number or one per output, {np.shape(self.W)[1:]}",
+                f"offsets b to be a number or one per output, {np.shape(self.W)[1:]}",
                 np.shape(self.b),
                 "W has one column per output",
             )
 
     def __call__(self, X: Array) -> Array:
         require_inputs(X, np.shape(self.W)[0])
-        X = as_floats("inputs of means.LinearMean", X)
+        X = as_floats("inputs of the mean", X)
         W = jnp.asarray(self.W, X.dtype)
         return matmul(X, W) + jnp.asarray(self.b, X.dtype)
 
@@ -240,9 +240,9 @@ def pca(X: ArrayLike, outputs: int) -> Mean:
 
     Source: Salimbeni (2020), sections 2.2 and 5.1.6.
     """
-    X = known_numbers("inputs of means.pca", X)
+    X = known_numbers("inputs X", X)
     require_inputs(X)
-    require_finite("inputs of means.pca", X, "drop or impute the rows with missing values")
+    require_finite("inputs X", X, "drop or impute the rows with missing values")
     if not isinstance(outputs, int) or outputs < 1:
         raise expected("a positive integer number of outputs", repr(outputs), f"try {X.shape[-1]}")
     if outputs == X.shape[-1]:
@@ -279,9 +279,9 @@ def principal_directions(X: ArrayLike, number: int) -> np.ndarray:
 
     Source: Salimbeni (2020), section 5.1.5.
     """
-    X = known_numbers("inputs of means.principal_directions", X)
+    X = known_numbers("inputs X", X)
     require_inputs(X)
-    require_finite("inputs of means.principal_directions", X, "drop or impute the rows with missing values")
+    require_finite("inputs X", X, "drop or impute the rows with missing values")
     if not isinstance(number, int) or not 1 <= number <= min(X.shape):
         raise expected(
             f"between 1 and {min(X.shape)} directions", repr(number), f"inputs of shape {X.shape} have no more"

@@ -191,9 +191,9 @@ def latent(name: str, x: ArrayLike | None, dim: int) -> Array:
     expect(isinstance(dim, int) and dim >= 1, "a positive integer dim", repr(dim), "1 is usual", at=f"latent {name!r}")
     if x is None:
         return numpyro.sample(name, StandardNormal((dim,), jnp.result_type(float)))
-    x = as_numbers(f"inputs of latent {name!r}", x)
+    x = as_numbers("inputs x", x)
     require_inputs(x)
-    x = as_floats(f"inputs of latent {name!r}", x)
+    x = as_floats("inputs x", x)
     w = numpyro.sample(name, StandardNormal((dim,), x.dtype, x.shape[:-1], x))
     batch = jnp.broadcast_shapes(x.shape[:-1], w.shape[:-1])
     return jnp.concatenate([jnp.broadcast_to(a, batch + a.shape[-1:]) for a in (x, w)], -1)

@@ -124,7 +124,7 @@ def check_kernel(kernel: Kernel | Callable[[Array, Array], Array], X: ArrayLike)
     """
     k = as_kernel(kernel)
     require_inputs(X)
-    require_finite("inputs of check_kernel", X, "take rows of numbers")
+    require_finite("inputs X", X, "take rows of numbers")
     if np.ndim(X) != 2 or len(np.unique(np.asarray(X), axis=0)) != len(np.asarray(X)) or len(np.asarray(X)) < 2:
         raise expected(
             "at least two distinct inputs (N, D)",
@@ -190,7 +190,7 @@ def check_likelihood(
     if outputs is not None:
         require_count("outputs", outputs, "None for a scalar function")
     expect(np.ndim(y) >= 1 and np.size(y), "observations y of shape (N,) or (N, P)", np.shape(y))
-    require_finite("observations y of check_likelihood", y, "take values that the distribution can have")
+    require_finite("observations y", y, "take values that the distribution can have")
     y = jnp.asarray(y)
     shape = y.shape[:1] if outputs is None else (y.shape[0], outputs)
     key, loc_key = jax.random.split(jax.random.key(0))

@@ -83,7 +83,7 @@ MIXED = {
     "product": (
         FOUR,
         lambda v: dist.Normal(v @ MIXING, 1.0).to_event(1),
-        "Normal takes loc from v by dot_general, which is not known to act number by number",
+        "Normal takes loc from v by dot_general, which is not known to act elementwise",
     ),
     "loop": (
         F,
@@ -102,7 +102,7 @@ MIXED = {
 def test_draws_nobody_asked_for_are_warned_of_with_their_cause(name):
     f_x, conditional, cause = MIXED[name]
     with pytest.warns(
-        UserWarning, match="by 20 Monte-Carlo draws per step; say integrate=dgp.likelihoods.MonteCarlo"
+        UserWarning, match="by 20 Monte-Carlo draws per step; pass integrate=dgp.likelihoods.MonteCarlo"
     ) as caught:
         likelihood = dgp.Likelihood(f_x, conditional)
     assert len(caught) == 1
@@ -146,9 +146,9 @@ def test_says_how_it_is_integrated():
     assert said(F, student, integrate=dgp.likelihoods.MonteCarlo(7)) == "Likelihood(StudentT, 7 draws)"
     assert said(F, SCALAR["bernoulli-logits"][0]) == "Likelihood(Bernoulli, 20 Gauss-Hermite nodes)"
     assert said(CLASSES, dgp.likelihoods.RobustMax) == "Likelihood(RobustMax, own integral)"
-    spread = FunctionValues(CLASSES.loc, CLASSES.variance, CLASSES.variance)
+    uncertain = FunctionValues(CLASSES.loc, CLASSES.variance, CLASSES.variance)
     with pytest.warns(UserWarning, match="RobustMax mixes the 3 outputs of f, so its expectation is taken by 20"):
-        dgp.Likelihood(spread, dgp.likelihoods.RobustMax, collapse="marginal")
+        dgp.Likelihood(uncertain, dgp.likelihoods.RobustMax, collapse="marginal")
 
 
 COUNTED = {

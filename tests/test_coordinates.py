@@ -157,9 +157,9 @@ def test_draws_have_the_moments(key, diagonal):
     draws = np.asarray(sample(key, convert(pair, "mean/sqrt", "natural", diagonal=diagonal), "natural", (4000,),
                               diagonal=diagonal))  # fmt: skip
     covariance = np.diag(pair[1] ** 2) if diagonal else np.asarray(pair[1] @ pair[1].T)
-    spread = np.sqrt(np.diag(covariance))
-    np.testing.assert_array_less(np.abs(draws.mean(0) - pair[0]), 4 * spread / 4000**0.5)
-    error = np.sqrt((covariance**2 + np.outer(spread, spread) ** 2) / 4000)  # of a covariance of Gaussian draws
+    sd = np.sqrt(np.diag(covariance))
+    np.testing.assert_array_less(np.abs(draws.mean(0) - pair[0]), 4 * sd / 4000**0.5)
+    error = np.sqrt((covariance**2 + np.outer(sd, sd) ** 2) / 4000)  # of a covariance of Gaussian draws
     np.testing.assert_array_less(np.abs(np.cov(draws.T) - covariance), 4 * error)
 
 

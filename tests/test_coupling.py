@@ -192,7 +192,7 @@ def test_joint_values_may_be_summed():
 
 @pytest.mark.long
 def test_predictions_of_sums_are_of_whole_draws():
-    """The spread of a sum is that of one function, not of independent rows."""
+    """The variance of a sum is that of one function, not of independent rows."""
     guide = dgp.guides.InducingPoint(mean_of_rows)
     params = random_params(mean_of_rows, guide, X, Y)
     posterior = dgp.Posterior(mean_of_rows, guide, params, site="total")

@@ -214,8 +214,8 @@ def test_mean_field_bound_by_hand():
     mean, total = layer(params, "f", x, 0.3, 0.9)
     prior = {"f_auto_loc": 0 * params["f_auto_loc"], "f_auto_scale_tril": 0 * params["f_auto_scale_tril"]}
     conditional = layer(prior, "f", x, 0.3, 0.9)[1] + 0.16
-    spread = total - layer(prior, "f", x, 0.3, 0.9)[1]
-    hidden = 0.5 * ((b**2 + (a - x[:, 0] - mean) ** 2 + spread) / conditional - 1 + np.log(conditional / b**2))
+    belief_variance = total - layer(prior, "f", x, 0.3, 0.9)[1]
+    hidden = 0.5 * ((b**2 + (a - x[:, 0] - mean) ** 2 + belief_variance) / conditional - 1 + np.log(conditional / b**2))
     from scipy.special import roots_hermite
 
     points, weights = roots_hermite(100)

@@ -169,7 +169,7 @@ def wrong(name, match, build):
         ),
         wrong(
             "hidden values with a posterior",
-            r"values of a new layer that follow the model, got 'h0' with a posterior of its own: give it sites=",
+            r"values of a new layer that follow the model, got 'h0' with another posterior: give it sites=",
             lambda s: deepen(s, 2, guide=lambda m: dgp.guides.MeanField(m, inducing=dgp.guides.Full())),
         ),
         wrong(
@@ -197,13 +197,13 @@ def test_refusals(shallow, build, match):
     [
         wrong(
             "no mean",
-            "layer 'f1' to see what 'f0' sees in the fitted program when the new layer is at its mean, got inputs "
+            "layer 'f1' to have the inputs of 'f0' in the fitted program when the new layer is at its mean, got inputs "
             "that differ by up to .*: give 'f0' mean=dgp.means.IdentityMean",
             lambda s: deepen(s, 2, mean=None),
         ),
         wrong(
             "another width",
-            r"to see what 'f0' sees in the fitted program, inputs of shape \(40, 1\), got \(40, 2\): give 'f0'",
+            r"to have the inputs of 'f0' in the fitted program, of shape \(40, 1\), got \(40, 2\): give 'f0'",
             lambda s: deepen(s, 2, width=2, mean=dgp.means.LinearMean(np.ones((1, 2)))),
         ),
         wrong("other inducing inputs", "to have the inducing inputs of 'f0'", lambda s: deepen(s, 2, Z=Z + 0.1)),

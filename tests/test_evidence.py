@@ -174,9 +174,9 @@ def test_a_likelihood_without_closed_form_by_quadrature():
     x = np.linspace(-0.5, 1.0, 4)
     v, step = np.linspace(-9, 9, 4001, retstep=True)
     a = 1.2**0.5 * np.exp(-0.5 * (x / 0.7) ** 2)
-    mean, spread = a * v[:, None], 1.2 - a**2
+    mean, variance = a * v[:, None], 1.2 - a**2
     y = np.asarray(counts)
-    terms = y * mean - np.exp(mean + spread / 2) - scipy.special.gammaln(y + 1)
+    terms = y * mean - np.exp(mean + variance / 2) - scipy.special.gammaln(y + 1)
     exact = scipy.special.logsumexp(terms.sum(1) + scipy.stats.norm.logpdf(v)) + np.log(step)
     data = jnp.asarray(x)[:, None], counts
     guide = G.InducingPoint(model)

@@ -128,7 +128,7 @@ def test_wrong_calls(fitted):
         without.predict(KEY, NEW)
     with pytest.raises(ValueError, match=r"Posterior.on: expected the data of the fit with observations"):
         without.on(X)
-    with pytest.raises(ValueError, match=r"finite data of Posterior.on"):
+    with pytest.raises(ValueError, match=r"on: expected finite data"):
         without.on(X, np.full(7, np.nan))
     with pytest.raises(ValueError, match=r"a value for every site that all data share, got none for 'noise'"):
         dgp.Posterior(regression, samples={"scale": SCALES}).on(X, Y).predict(KEY, NEW)

@@ -184,8 +184,8 @@ def test_kernels_without_closed_form_by_nodes_and_by_draws():
     exact = np.einsum("q,nqm,nql->ml", w, K, K)
     np.testing.assert_allclose(E.psi2(kernel, LOC, VARIANCE, Z, integrate=nodes), exact)
     products = np.einsum("nqm,nql->qml", K, K)
-    spread = np.sqrt(np.einsum("q,qml->ml", w, (products - exact) ** 2) / 20_000)
-    assert (abs(E.psi2(kernel, LOC, VARIANCE, Z, integrate=draws) - exact) < 5 * spread).all()
+    error = np.sqrt(np.einsum("q,qml->ml", w, (products - exact) ** 2) / 20_000)
+    assert (abs(E.psi2(kernel, LOC, VARIANCE, Z, integrate=draws) - exact) < 5 * error).all()
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def bent():
 
 @pytest.mark.long
 def test_it_starts_as_the_gaussian():
-    """Draws and densities of ``Full()``, number by number."""
+    """Draws and densities of ``Full()``, entry by entry."""
     q, params = posterior_of(G.Flow(), None)
     full, _ = posterior_of(G.Full(), {n: params[n] for n in ("f_auto_loc", "f_auto_scale_tril")})
     draw, inside = q.sample_with_intermediates(jax.random.key(0))

@@ -124,8 +124,8 @@ def test_the_update_of_section_4_3_leaves_out_the_layer_above(layer):
 
     def whole(m, R):  # a layer above that prefers h near one and narrow
         L = triangular(R)
-        spread = jnp.square(T @ L).sum(-1)
-        return term(m, L) - 0.5 * (jnp.square(T @ m + shift - 1) + S + spread).sum()
+        belief_variance = jnp.square(T @ L).sum(-1)
+        return term(m, L) - 0.5 * (jnp.square(T @ m + shift - 1) + S + belief_variance).sum()
 
     start = mean, jnp.tril(root, -1) + jnp.diag(jnp.log(jnp.diag(root)))
     best, (_, R) = maximum(whole, *start)

@@ -315,8 +315,8 @@ NAN = np.where(np.arange(8).reshape(4, 2) == 3, np.nan, 0.0)
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: dgp.Points(Z[:, 0]), r"expected Points\(Z\) of shape \(M, D\).*got \(4,\): for one input column"),
-        (lambda: dgp.Points(np.zeros((0, 2))), r"expected Points\(Z\) of shape"),
+        (lambda: dgp.Points(Z[:, 0]), r"Points: expected Z of shape \(M, D\).*got \(4,\): for one input column"),
+        (lambda: dgp.Points(np.zeros((0, 2))), r"Points: expected Z of shape"),
         (lambda: dgp.Points(NAN), r"expected finite inducing inputs Z, got 1 NaN.*first at index \(1, 1\)"),
         (
             lambda: open_gp(jnp.zeros(4), KERNEL, Z),

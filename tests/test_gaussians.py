@@ -31,10 +31,10 @@ def test_kl_is_exactly_zero_at_the_prior():
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_expected_kl_is_the_average_of_divergences(dtype):
     """Of divergences by dense algebra, over means with a given mean and variance of their distance."""
-    S, c, gap, spread = (jnp.array(a, dtype) for a in ([0.3, 2.0], [0.7, 0.7], [0.5, -1.0], [0.0, 0.4]))
-    found = gaussians.expected_kl(S, gap**2 + spread, c)
+    S, c, gap, between = (jnp.array(a, dtype) for a in ([0.3, 2.0], [0.7, 0.7], [0.5, -1.0], [0.0, 0.4]))
+    found = gaussians.expected_kl(S, gap**2 + between, c)
     for n in range(2):
-        distances = gap[n] + jnp.sqrt(spread[n]) * jnp.array([-1, 1])
+        distances = gap[n] + jnp.sqrt(between[n]) * jnp.array([-1, 1])
         numbers = [kl(np.array([d]), S[n].reshape(1, 1), np.zeros(1), c[n].reshape(1, 1)) for d in distances]
         np.testing.assert_allclose(found[n], np.mean(numbers), rtol=10 * jnp.finfo(dtype).eps)
     assert found.dtype == dtype

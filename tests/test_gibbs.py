@@ -166,8 +166,8 @@ def test_the_joint_distribution_is_invariant(case):
     end, ys, values = jax.jit(sweep)(state, y)
     after = np.asarray(jax.vmap(lambda z, y: statistics(program, z, y)[0])(values, ys))
     expected = weights @ before
-    spread = np.sqrt(weights @ np.square(before - expected) * np.square(weights).sum())
-    error = np.sqrt(after.var(0) / chains + (1 + (weights.std() > 1e-6 / chains)) * spread**2)
+    weighted_error = np.sqrt(weights @ np.square(before - expected) * np.square(weights).sum())
+    error = np.sqrt(after.var(0) / chains + (1 + (weights.std() > 1e-6 / chains)) * weighted_error**2)
     scores = np.abs(after.mean(0) - expected) / error
     assert scores.max() < 4.5, (case, scores.round(1))
     share = [np.mean(np.any(np.asarray(end.z[n] != start[n]).reshape(chains, -1), -1)) for n in moved]

@@ -43,7 +43,7 @@ def rows(n=9):
 
 
 def known(u):
-    """A Gaussian with almost no spread around draws of v, and one with a spread that is not diagonal."""
+    """A Gaussian with almost no variance around draws of v, and one with a covariance that is not diagonal."""
     tril = np.tril(0.3 * rng.normal(size=(*u.shape, M)), -1) + 0.6 * np.eye(M)
     return {
         "draw": (u, np.zeros((*u.shape, M))),

@@ -84,7 +84,7 @@ def test_layers_propagate_inducing_inputs(widths):
         ),
         (lambda: initial.kmeans(np.tile(X[:10], (5, 1)), 11), "expected between 1 and 10 inducing points"),
         (lambda: initial.kmeans(X, 0), "expected between 1 and 300 inducing points"),
-        (lambda: initial.kmeans(np.where(X > 5, np.nan, X), 5), "expected finite inputs of kmeans"),
+        (lambda: initial.kmeans(np.where(X > 5, np.nan, X), 5), "expected finite inputs X"),
         (lambda: initial.kmeans(X[:, 0], 5), r"expected inputs of shape \(..., N, D\)"),
         (lambda: initial.Standardizer.fit(np.array([1.0, np.inf])), "expected finite data to standardise"),
         (lambda: initial.layers(X, [0], 5), "expected a positive integer number of outputs"),

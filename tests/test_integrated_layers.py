@@ -234,7 +234,7 @@ def other_program(inducing, use, x=ROWS, y=None):
     ("inducing", "use", "y", "message"),
     [
         (dgp.Points(Z), "scaled", TARGET, "'g': its inducing values are observed, scaled or masked"),
-        (dgp.Points(Z), "mixed", COLUMNS, "'g': the likelihood at 'y' sees mixtures of its outputs"),
+        (dgp.Points(Z), "mixed", COLUMNS, "'g': the likelihood at 'y' depends on mixtures of its outputs"),
         (dgp.Grid(-3.0, 3.0, 16), "plain", TARGET, "'g': it is on a RingFunction and not on dgp.Points"),
         (None, "drawn", TARGET, "got no inducing values"),
     ],

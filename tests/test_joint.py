@@ -197,7 +197,7 @@ def test_the_scale_survives_what_is_done_to_distributions():
 
 
 @pytest.mark.slow
-def test_divergence_from_a_prior_with_a_spread_is_a_mean_over_inducing_values():
+def test_divergence_from_a_prior_with_an_uncertain_mean_is_a_mean_over_inducing_values():
     root = rng.normal(size=(2, 4, 4))
     C, S = root[0] @ root[0].T + np.eye(4), root[1] @ root[1].T
     p = JointValues(jnp.zeros(4), jnp.array(C)[None], jnp.array(S)[None], event_dim=1)

@@ -270,7 +270,7 @@ def test_each_row_in_blocks(monkeypatch, full):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-def test_the_open_variance_is_positive(dtype):
+def test_the_conditional_variance_is_positive(dtype):
     """At inducing inputs, in between, and where nearly everything is known; rounding of both signs occurs there."""
     Z = jnp.linspace(0, 3, 40, dtype=dtype)[:, None]
     x = jnp.concatenate([Z, Z + 0.03, Z + 10])

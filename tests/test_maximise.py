@@ -47,11 +47,11 @@ def test_a_maximum_at_the_bounds_is_at_the_bounds(key):
 
 @pytest.mark.long
 def test_several_points_together(key):
-    def spread(x):  # three points on a line, away from each other and from the middle
+    def apart(x):  # three points on a line, away from each other and from the middle
         distances = jnp.abs(x[:, None] - x[None]).sum(-1) + jnp.eye(3)
         return jnp.log(distances + 0.01).sum()
 
-    found = maximise(spread, [[0.0, 1.0]], key, q=3, **FEW)
+    found = maximise(apart, [[0.0, 1.0]], key, q=3, **FEW)
     assert np.sort(found.x[:, 0]) == pytest.approx([0, 0.5, 1], abs=1e-3)
 
 

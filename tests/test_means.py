@@ -61,12 +61,12 @@ def test_pca_keeps_and_pads():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: means.LinearMean(np.ones(3)), r"expected means.LinearMean\(W\) of shape \(D, P\), got \(3,\)"),
-        (lambda: means.LinearMean(np.full((3, 1), np.nan)), "expected finite weights of means.LinearMean, got 3 NaN"),
+        (lambda: means.LinearMean(np.ones(3)), r"expected W of shape \(D, P\), got \(3,\)"),
+        (lambda: means.LinearMean(np.full((3, 1), np.nan)), "expected finite weights W, got 3 NaN"),
         (lambda: means.LinearMean(np.ones((2, 1)))(X), "expected inputs with D = 2 columns"),
         (lambda: means.pca(X, 0), "expected a positive integer number of outputs, got 0"),
         (lambda: means.pca(X[:, 0], 1), r"expected inputs of shape \(..., N, D\)"),
-        (lambda: means.pca(np.where(X > 2, np.nan, X), 1), "expected finite inputs of means.pca"),
+        (lambda: means.pca(np.where(X > 2, np.nan, X), 1), "expected finite inputs X"),
     ],
 )
 def test_bad_input(build, message):

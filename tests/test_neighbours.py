@@ -186,7 +186,7 @@ def test_few_neighbours_match_dense_algebra(noise):
     for p, kernel in enumerate(TWO):
         C = np.array(kernel.gram(X)) + (noise or 0.0) ** 2 * np.eye(N)
         B, d = vecchia(C, FEW.sets.neighbours)
-        np.testing.assert_allclose(q.open_variance[p], d, atol=1e-8)
+        np.testing.assert_allclose(q.conditional_variance[p], d, atol=1e-8)
         np.testing.assert_allclose((np.eye(N) - B) @ L[p], np.diag(np.sqrt(d)), atol=1e-7)
         precision = (np.eye(N) - B).T @ np.diag(1 / d) @ (np.eye(N) - B)
         assert np.linalg.eigvalsh(precision).min() > 0  # a proper prior
@@ -527,7 +527,7 @@ def test_layers_of_a_fit():
     [
         (lambda: dgp.Neighbours(X[:, 0]), r"Neighbours: expected inputs of shape \(N, D\), .* got shape \(14,\)"),
         (lambda: dgp.Neighbours(X[:1]), r"two rows or more, got shape \(1, 2\)"),
-        (lambda: dgp.Neighbours(X * np.nan), "expected finite inputs X of Neighbours, got 28 NaN"),
+        (lambda: dgp.Neighbours(X * np.nan), "expected finite inputs X, got 28 NaN"),
         (lambda: dgp.Neighbours(X, 0), "Neighbours: expected num to be a positive integer, got 0: try 25"),
         (lambda: dgp.Neighbours(X, order="middle"), "expected order to be one of 'maxmin', .* got 'middle'"),
         (lambda: dgp.Neighbours(X, order=np.zeros(N, int)), r"0 to N - 1 = 13, each once, got int64 of shape \(14,\)"),

@@ -156,7 +156,7 @@ def test_steps_of_latents_are_relative_to_one_datum():
     moved = np.flatnonzero(params["w_auto_scale"] != 1.0)
     assert len(moved) == 10
     np.testing.assert_array_equal(np.delete(params["w_auto_loc"], moved), 0.0)
-    # The slopes are Monte-Carlo averages here: the spread of 4000 draws with variance 4 + 4.
+    # The slopes are Monte-Carlo averages here: the error of 4000 draws with variance 4 + 4.
     np.testing.assert_allclose(params["w_auto_loc"][moved], Y[moved] / 1.25, atol=0.2)
     np.testing.assert_allclose(params["w_auto_scale"][moved], 0.2**0.5, atol=0.05)
 

@@ -11,7 +11,7 @@ from sizes import mostly_long
 import numpyro_dgp as dgp
 from numpyro_dgp.functions.function_values import FunctionValues
 from numpyro_dgp.likelihoods.outcomes import moments
-from numpyro_dgp.predict.quantities import Levels, label_probabilities, spread
+from numpyro_dgp.predict.quantities import Levels, label_probabilities, predictive
 
 F = FunctionValues(jnp.array([0.3, -0.5, 1.1]), jnp.array([0.4, 1.2, 0.05]), event_dim=0)
 VECTORS = FunctionValues(jnp.array([[0.3, -0.5, 0.1], [1.0, 0.0, -1.0], [0.2, 0.2, 0.9]]), jnp.full((3, 3), 0.4))
@@ -99,7 +99,7 @@ def test_finite_or_refused(name, key):
         "probs": lambda: label_probabilities(likelihood),
         "draws": lambda: likelihood.sample(key, (2,)),
         "density": lambda: jnp.stack([likelihood.log_prob(jnp.array(y)), likelihood.log_marginal(jnp.array(y))]),
-        "quantiles": lambda: Levels.of([0.1, 0.9])(jax.tree.map(lambda a: a[None], spread(likelihood, key))),
+        "quantiles": lambda: Levels.of([0.1, 0.9])(jax.tree.map(lambda a: a[None], predictive(likelihood, key))),
     }
     for what, ask in asked.items():
         if what in refused.split():

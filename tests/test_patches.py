@@ -371,7 +371,7 @@ WRONG = {
     ),
     "NaN in weights": (
         lambda: dgp.kernels.Convolutional(RBF, PATCHES, np.full(4, np.nan)),
-        "finite weights of Convolutional",
+        "finite weights",
     ),
     "other images": (lambda: KERNEL(np.ones((2, 8)), np.ones((2, 8))), "Convolutional: expected images"),
     "f of other images": (lambda: opened()(np.ones((2, 8))), r"expected inputs with D = 9 columns"),
@@ -400,7 +400,7 @@ WRONG = {
         ),
         "gp 'f': expected kernels with the same patches for all outputs",
     ),
-    "a vector": (lambda: dgp.functions.InducingPatches(ALL[0]), r"expected InducingPatches\(Z\) of shape \(M, D\)"),
+    "a vector": (lambda: dgp.functions.InducingPatches(ALL[0]), r"InducingPatches: expected Z of shape \(M, D\)"),
     "learn what": (
         lambda: dgp.functions.InducingPatches(ALL, learn=1),
         r"learn to be True or False",

@@ -195,7 +195,7 @@ def test_latents_of_one_column_lie_in_their_order():
 
 @pytest.mark.long
 def test_latent_space_of_a_guide(key):
-    """Draws of a latent as a guide gives them, of latents without spread too."""
+    """Draws of a latent as a guide gives them, of latents without variance too."""
     guide = dgp.guides.InducingPoint(bayesian)
     params = random_params(bayesian, guide, X, Y)
     draws = guide.sample_posterior(key, params, X, Y, sample_shape=(20,))["w"]

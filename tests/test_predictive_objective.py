@@ -86,8 +86,8 @@ def test_two_layers_tend_to_quadrature_over_the_hidden_value():
     expected = -divergence(*first) - divergence(*second)
     for n in range(len(X)):
         h = X[n, 0] + mean[n] + np.sqrt(variance[n]) * nodes
-        loc, spread = marginals(np.asarray(h)[:, None], *second, 0.5, 1.3)
-        density = norm.pdf(float(Y[n]), loc, np.sqrt(spread + NOISE**2))
+        loc, variance_of_f = marginals(np.asarray(h)[:, None], *second, 0.5, 1.3)
+        density = norm.pdf(float(Y[n]), loc, np.sqrt(variance_of_f + NOISE**2))
         expected += np.log((weights * density).sum() / weights.sum())
 
     def found(particles, repeats):

@@ -1,4 +1,4 @@
-"""The example of quasi-random numbers for hidden layers: unbiased, evenly spread over particles, and worth it."""
+"""The example of quasi-random numbers for hidden layers: unbiased, even over particles, and worth it."""
 
 import jax
 import jax.numpy as jnp

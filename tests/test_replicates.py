@@ -45,14 +45,14 @@ def test_statistics_are_those_of_each_input():
 def test_pooled_numbers_are_those_of_the_rows_or_an_error(x32):
     """In single precision none of them wraps around or falls together with another."""
     for X, says in (
-        (np.array([[1700000000000], [1700000000001]]), "expected inputs of pooled within the whole numbers of int32"),
-        (1.7e9 + np.arange(3.0)[:, None], "expected distinct values of inputs of pooled to stay distinct in float32"),
+        (np.array([[1700000000000], [1700000000001]]), "expected X within the whole numbers of int32"),
+        (1.7e9 + np.arange(3.0)[:, None], "expected distinct values of X to stay distinct in float32"),
     ):
         with pytest.raises(ValueError, match=says):
             pooled(X, np.ones(len(X)))
-    with pytest.raises(ValueError, match="expected distinct values of means of the outputs of pooled to stay distinct"):
+    with pytest.raises(ValueError, match="expected distinct values of means of y to stay distinct"):
         pooled(INPUTS[:3], 1.7e9 + np.arange(3.0))
-    with pytest.raises(ValueError, match="expected outputs of pooled with squared distances below 3e"):
+    with pytest.raises(ValueError, match="expected y with squared distances below 3e"):
         pooled(INPUTS[[0, 0]], np.array([0.0, 1e20]))
     found = pooled(INPUTS[[0, 0, 1, 1]], 1.7e9 + 1e6 * np.array([0, 0, 1, 1]) + np.array([0.0, 1.0, 0.0, 1.0]))
     assert found.squares.tolist() == [0.5, 0.5]  # computed before anything is rounded
@@ -118,7 +118,7 @@ def test_pooled_rows_can_be_fitted_and_predicted():
     ("call", "message"),
     [
         (lambda: pooled(INPUTS, RUNS), r"pooled: expected X of shape \(N, D\) and y of shape \(N,\) or \(N, P\), got"),
-        (lambda: pooled(INPUTS, np.full(5, np.nan)), "finite outputs of pooled"),
+        (lambda: pooled(INPUTS, np.full(5, np.nan)), "finite y"),
         (lambda: jax.jit(pooled)(INPUTS, RUNS[:5]), "pooled: expected known arrays, got traced ones: pool the rows"),
         (lambda: within_replicates(-1.0, 1.0, 0.0), "noise to be positive"),
         (lambda: within_replicates(1.0, jnp.ones(3), jnp.ones(4)), r"expected counts \(U,\) and squares \(U,\) or"),

@@ -383,7 +383,7 @@ def test_wrong_records(key, tmp_path):
     for call, says in (
         (lambda: record.add([np.nan]), r"finite values of shape \(K,\), got nan"),
         (lambda: record.add(np.zeros(7)), r"at most 4 values, one per pending point, got 7"),
-        (lambda: record.add([1.0], [[np.nan]]), r"finite points of Record.add, got 1 NaN"),
+        (lambda: record.add([1.0], [[np.nan]]), r"finite points X, got 1 NaN"),
         (lambda: record.add([1.0], [[1.0, 2.0]]), r"points X of shape \(1, 1\), got \(1, 2\)"),
         (lambda: mine.fitted(record), r"at least two values, got 0"),
         (lambda: mine.require_own(Record()), r"a record of this search, got one of another: bounds is missing"),

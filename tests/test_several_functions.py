@@ -244,11 +244,11 @@ def test_sums_of_many_functions_need_no_draws():
     likelihood = dgp.Likelihood(values, likelihood_of_sum)
     assert repr(likelihood) == "Likelihood(Normal, closed form)"
     loc = sum(w * u.loc for w, u in zip(weights, values, strict=True))
-    spread = sum(w**2 * u.variance for w, u in zip(weights, values, strict=True))
+    variance = sum(w**2 * u.variance for w, u in zip(weights, values, strict=True))
     np.testing.assert_allclose(likelihood.mean, loc, rtol=1e-10)
-    np.testing.assert_allclose(likelihood.variance, spread + 0.49, rtol=1e-10)
-    np.testing.assert_allclose(likelihood.log_marginal(Y), dist.Normal(loc, jnp.sqrt(spread + 0.49)).log_prob(Y))
-    expected = dist.Normal(loc, 0.7).log_prob(Y) - spread / 0.98
+    np.testing.assert_allclose(likelihood.variance, variance + 0.49, rtol=1e-10)
+    np.testing.assert_allclose(likelihood.log_marginal(Y), dist.Normal(loc, jnp.sqrt(variance + 0.49)).log_prob(Y))
+    expected = dist.Normal(loc, 0.7).log_prob(Y) - variance / 0.98
     np.testing.assert_allclose(likelihood.log_prob(Y), expected, rtol=1e-10)
     given_v = dgp.Likelihood(values, likelihood_of_sum, collapse="marginal")
     np.testing.assert_allclose(given_v.log_prob(Y), likelihood.log_marginal(Y))
@@ -280,13 +280,13 @@ def test_more_nodes_are_more_exact():
 def test_draws_and_four_functions(key):
     """More than three numbers of v per y: draws, with a warning unless they are asked for."""
     conditional = lambda v, s, w, t: dist.StudentT(3 + jnp.exp(w + t), v, jnp.exp(0.5 * s))  # noqa: E731
-    with pytest.warns(UserWarning, match="StudentT sees 4 functions together, so its expectation is taken by 20 Monte"):
+    with pytest.warns(UserWarning, match="StudentT depends on 4 functions together, so its expectation is taken by 20"):
         dgp.Likelihood((F, G, H, F), conditional)
     asked = dgp.Likelihood((F, G), CASES["student-t"][1], integrate=dgp.likelihoods.MonteCarlo(100_000, key))
     expected, marginal = dense(CASES["student-t"][2], [0, 1], Y)
     np.testing.assert_allclose(asked.log_prob(Y), expected, atol=0.03)
     np.testing.assert_allclose(asked.log_marginal(Y), marginal, atol=0.03)
-    with pytest.raises(ValueError, match="at most 3 entries of v for GaussHermite, got StudentT, which sees 4"):
+    with pytest.raises(ValueError, match="at most 3 entries of v for GaussHermite, got StudentT, which depends on 4"):
         dgp.Likelihood((F, G, H, F), conditional, integrate=dgp.likelihoods.GaussHermite(5))
 
 

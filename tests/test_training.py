@@ -188,7 +188,7 @@ def test_a_fit_that_ends_far_above_its_lowest_loss_says_so():
 
 
 def hierarchy(y, plate=True, centred=True):
-    """Groups with a common spread: at points for both, the density has no bound as the spread goes to zero."""
+    """Groups with a common scale: at points for both, the density has no bound as the scale goes to zero."""
     tau = numpyro.sample("tau", dist.LogNormal(0.0, 1.0))
     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
     prior = dist.Normal(mu, tau) if centred else dist.Normal(0.0, 1.0)
@@ -215,7 +215,7 @@ def test_a_funnel_at_a_point_is_warned_of(plate, key):
 
 
 @pytest.mark.slow
-def test_values_whose_prior_has_another_spread_are_no_funnel(key):
+def test_values_whose_prior_has_another_scale_are_no_funnel(key):
     def program():
         tau = numpyro.sample("tau", dist.LogNormal(0.0, 2.0))
         numpyro.sample("e", dist.Normal(0.0, 1.0).expand([4]).to_event(1))

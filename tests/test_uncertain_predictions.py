@@ -70,7 +70,7 @@ def closed_form(posterior, key):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [64, 1000])
 def test_one_layer_as_in_closed_form(key, count):
-    """The error falls nearly like 1/S, not like its root: at 1000 draws it is below 0.1 % of the spread."""
+    """The error falls nearly like 1/S, not like its root: at 1000 draws it is below 0.1 % of the standard deviation."""
     posterior = fitted(one, key)
     mean, variance = closed_form(posterior, key)
     found = posterior.using(num_samples=count).predict_function(key, X, X_variance=V)

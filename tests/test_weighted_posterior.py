@@ -97,7 +97,7 @@ def classes(v):
     ("call", "message"),
     [
         *(
-            (call, "expected a PRNG key, got 0: jax.random.key")
+            (call, r"^WeightedPosterior[.]\w+: expected a PRNG key, got 0: jax.random.key")
             for call in (
                 lambda: weighted(drawn(normal, normal)).predict(0, NEW),
                 lambda: weighted(drawn(normal, normal)).log_density(0, jnp.zeros(2), NEW),

@@ -4,7 +4,7 @@ A prediction takes from a fit the values that all data share. A function whose i
 computed from the rows of the call is not shared: at other rows it is another function. This module finds such
 functions, and the latents that the observations of the call are informative about, by tracing the program on shapes.
 
-**Values used row by row.** A latent in a plate of its own, whose entry n is used at row n of the data, is not shared:
+**Values used row by row.** A latent in another plate, whose entry n is used at row n of the data, is not shared:
 its values belong to the rows of the fit.
 
 **Rows used together.** Inputs or densities of single rows that are computed from all rows, as by ``X - X.mean(0)``,
@@ -92,7 +92,7 @@ def values_by_row(
 def exact_at_rows(
     sites: Trace, facts: Mapping[str, Mapping[str, list[Any]]], names: Collection[str], arguments: set[str]
 ) -> list[str]:
-    """The sites that hold values of exact processes at inputs which come from the rows of a call, directly or through
+    """The sites with values of exact processes at inputs which come from the rows of a call, directly or through
     layers below. Arguments as of :func:`values_by_row`."""
     moved = set(arguments)
     for name in names:
@@ -128,7 +128,7 @@ def rows_together(
     shapes: Mapping[str, Sequence[int]],
     other: tuple[Trace, Mapping[str, Sequence[int]]] | None = None,
 ) -> list[Together]:
-    """Find inputs and densities with one row per row of an argument, or of a site below, that see all its rows.
+    """Find inputs and densities with one row per row of an argument, or of a site below, that depend on all its rows.
 
     Sums over rows that remain sums, such as totals and averages over bins, have other rows than what they sum.
 

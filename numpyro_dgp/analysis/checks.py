@@ -203,7 +203,8 @@ exp(``log_prob``) of a ``Likelihood`` is no density of y."""
 OUTSIDE_TRANSFORMATIONS = Check(_is_transformed)
 """No sample site is inside a JAX transformation (``lax.scan``, ``vmap``, ``jit``, ...), whose body is run once, however
 often it is computed. Handlers see one site, which has one value where a program means several, or a value that is lost
-when the transformation ends. ``scan`` and ``cond`` of ``numpyro.contrib.control_flow`` tell the handlers."""
+when the transformation ends. ``scan`` and ``cond`` of ``numpyro.contrib.control_flow`` send messages to
+handlers."""
 
 LEARNED_INPUTS_APART = Check(_shares_a_name)
 """No site has the name of the learned inducing inputs of a layer: NumPyro gives all ``numpyro.param`` of one name the
@@ -245,7 +246,7 @@ class NotTraceableError(ValueError):
 
 @contextmanager
 def explained(arguments: Any) -> Iterator[None]:
-    """Translate errors of JAX and NumPy into errors that tell what to change in the program.
+    """Translate errors of JAX and NumPy into errors with advice on the program.
 
     Args:
         arguments: of the program.

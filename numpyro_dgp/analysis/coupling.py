@@ -150,7 +150,7 @@ def coupling(sites: Trace, facts: dict[str, dict[str, list[Fact]]]) -> Coupling:
 def _seen_together(fn: Any, owners: list[str | None]) -> list[str | None]:
     """The sites of the functions that a likelihood integrates, once where it knows how several values are correlated.
 
-    With the logarithm outside of the expectation over what is open, the inducing values have to be known.
+    With the logarithm outside of the expectation over f given v, the inducing values have to be known.
     """
     inside: Any = unwrap(fn)
     if not is_likelihood(fn):

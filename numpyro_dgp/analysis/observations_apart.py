@@ -82,7 +82,7 @@ def require_observations_apart(model: Callable[..., Any], args: tuple[Any, ...],
             with without_checks(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 closed, shapes = jax.make_jaxpr(partial(run, followed=followed), return_shape=True)(jax.random.key(0))
-        except Exception:  # its own run says what is wrong with a program
+        except Exception:  # a later run of the program raises the error
             continue
         _require(*result_reasons(closed.jaxpr, shapes))
         if followed is numbers:

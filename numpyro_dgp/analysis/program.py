@@ -66,7 +66,7 @@ _SOUND = OUTSIDE_TRANSFORMATIONS, INITIAL_VALUES, NO_OBS_MASK, LEARNED_INPUTS_AP
 _COLUMNS = (
     "shapes (N, 1) and (N,) broadcast to (N, N); for a layer with outputs= write .to_event(1) behind the distribution "
     "and give y of shape (N, P), for a scalar function give y, noise, masks and weights of shape (N,); rows that are "
-    "meant to count several times belong in a plate of their own"
+    "meant to count several times belong in a separate plate"
 )
 _INDEX = 'with numpyro.plate("data", len(X), subsample_size=batch) as i, use X[i] and y[i]'
 
@@ -235,11 +235,11 @@ class ProgramFacts:
         data_plates: the plate sets of function values, likelihoods and observations.
         observed_plates: the plate sets of sites observed in this call.
         nesting: how many batch dimensions the plates take.
-        coupled: inducing sites of functions of which one density depends on several rows or several uses.
+        coupled: inducing sites of functions with a density that depends on several rows or several uses.
         aggregates: sites whose density depends on several rows of a hidden layer together.
         ends: sites whose value no other site depends on.
         lower: by inducing site, those of the layers whose values the inputs of its function depend on.
-        hidden: inducing sites of functions of which hidden sites hold values.
+        hidden: inducing sites of functions with values at hidden sites.
     """
 
     inducing: tuple[str, ...]
@@ -305,7 +305,7 @@ def inspect_program(model: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
 @one_thread
 def run_on_shapes(model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, Any, Any]:
-    """A trace of ``model`` with shapes only, by site the rows that what :func:`seen_by_site` says depends on, and the
+    """A trace of ``model`` with shapes only, by site the rows that values of :func:`seen_by_site` depend on, and the
     same with the operations that combine rows.
 
     Raises:
@@ -424,7 +424,7 @@ def initial_values(
     strategy: Callable[[Message], Array],
 ) -> dict[str, Array]:
     """A value for every latent site of ``model``, over the whole data set even where it subsamples: zero inducing
-    values, layers at their means, the rest as the init strategy says."""
+    values, layers at their means, the rest by the init strategy."""
 
     def start(msg: Message) -> None:
         if msg["type"] != "sample" or msg["value"] is not None:

@@ -62,7 +62,7 @@ def is_likelihood(fn: dist.Distribution) -> bool:
 
 
 def is_function_values(fn: dist.Distribution) -> bool:
-    """Whether it is a distribution of values of a function, at a site that holds them."""
+    """Whether it is a distribution of values of a function."""
     return declared_kind(fn) in ("hidden", "exact")
 
 
@@ -88,7 +88,7 @@ def values_of(fn: dist.Distribution) -> SiteDistribution:
 
 
 def each_values_of(fn: dist.Distribution) -> tuple[SiteDistribution, ...]:
-    """The same by function: a likelihood may see several of them."""
+    """The same by function: a likelihood may depend on several of them."""
     return values_of(fn).by_function
 
 
@@ -143,7 +143,7 @@ def hide(msg: Message) -> None:
 
 
 def log_prob(site: Message) -> Array:
-    """Log densities of a site, number by number, without the scale of its plates."""
+    """Log densities of a site, of its batch shape, without the scale of its plates."""
     arguments = (site["value"], site["intermediates"]) if site["intermediates"] else (site["value"],)
     return site["fn"].log_prob(*arguments)
 
@@ -159,8 +159,8 @@ def total_log_prob(site: Message) -> Array:
 
 
 def log_marginal(site: Message) -> Array:
-    """Normalised log densities of an observed site, number by number, without the scale of its plates: what a
-    :class:`~numpyro_dgp.Likelihood` integrates is inside the logarithm."""
+    """Normalised log densities of an observed site, of its batch shape, without the scale of its plates: a
+    :class:`~numpyro_dgp.Likelihood` integrates inside the logarithm."""
     fn: Any = unwrap(site["fn"])
     if not is_likelihood(fn):
         return log_prob(site)

@@ -246,8 +246,8 @@ def from_features(A: Array, variances: Array, data: Observations) -> Quadratic:
     """
     require_rows(data.y, A=A, variances=variances)
     # Var[f(x_n) | v] = k(x_n, x_n) - a_n' a_n
-    open_ = open_variance(variances, jnp.square(A).sum(-1), A.shape[-1])
-    return from_rows(A, data._replace(y_variance=data.y_variance + jnp.square(jnp.asarray(data.slope)) * open_))
+    conditional = open_variance(variances, jnp.square(A).sum(-1), A.shape[-1])
+    return from_rows(A, data._replace(y_variance=data.y_variance + jnp.square(jnp.asarray(data.slope)) * conditional))
 
 
 def from_rows(A: Array, data: Observations) -> Quadratic:
@@ -358,9 +358,9 @@ def with_features(
     Phi = 0.5 * (Phi + Phi.T)
     variances = psi0(kernel, loc, variance, integrate=integrate)  # <k(h_n, h_n)>
     # Not clipped, unlike open_variance: rounding errors of the trace are those of Phi, and cancel in the bound.
-    open_ = (data.quadratic * variances).sum() - jnp.trace(Phi)
+    remainder = (data.quadratic * variances).sum() - jnp.trace(Phi)
     features = matmul(first, whiten.T)  # rows <a_n>' = <k(h_n, Z)> L^-T
-    c = data.log_density(square) - 0.5 * open_
+    c = data.log_density(square) - 0.5 * remainder
     return Quadratic(Phi, matmul(whiten, linear), c, data.peak()), features
 
 
@@ -386,8 +386,8 @@ def predict(A: Array, variances: Array, loc: Array, scale_tril: Array) -> tuple[
         >>> print(f"{mean[0]:.2f} {mean[1]:.2f} {variance[0]:.2f} {variance[1]:.2f}")
         0.00 0.40 1.00 0.37
     """
-    spread = quadratic_forms(times_transpose(scale_tril)[None], A)[:, 0]  # a' Σ a
-    return matmul(A, loc), open_variance(variances, jnp.square(A).sum(-1), A.shape[-1]) + spread
+    belief_variance = quadratic_forms(times_transpose(scale_tril)[None], A)[:, 0]  # a' Σ a
+    return matmul(A, loc), open_variance(variances, jnp.square(A).sum(-1), A.shape[-1]) + belief_variance
 
 
 def upper_bound(A: Array, variances: Array, y: Array, noise: ArrayLike) -> Array:

@@ -94,16 +94,16 @@ def follow(data: Quadratic, features: Array, noise: ArrayLike, ratio: Array, *, 
     shared = matmul((w * ratio / s2) * features.T, features)  # sum_n w_n r_n / s_n^2 <a_n> <a_n>'
     root = Quadratic(data.Phi - shared, data.b, data.c).optimum()[1]  # R R' = (I + Φ - shared)^-1
     loc = data.optimum()[0]  # (I + Φ)^-1 b
-    spread = quadratic_forms(times_transpose(root)[None], features)[:, 0]  # <a_n>' Σ <a_n>
+    belief_variance = quadratic_forms(times_transpose(root)[None], features)[:, 0]  # <a_n>' Σ <a_n>
     variance = ratio * s2  # Ω_n = r_n s_n^2
     # The entropy of q(h_n | v), and what E[log N(h_n; f, s_n^2)] has beyond h_n at its mean:
     # -(Ω_n + ((1 - r_n)^2 - 1) <a_n>' Σ <a_n>) / 2 s_n^2.
-    own = entropy(variance) - 0.5 * ratio + ratio * (1 - 0.5 * ratio) / s2 * spread
+    own = entropy(variance) - 0.5 * ratio + ratio * (1 - 0.5 * ratio) / s2 * belief_variance
     return Following(
         loc=loc,
         scale_tril=root,
         weights=ratio[:, None] * features,
         variance=variance,
-        marginal_variance=variance + jnp.square(ratio) * spread,  # Ω_n + T_n Σ T_n'
+        marginal_variance=variance + jnp.square(ratio) * belief_variance,  # Ω_n + T_n Σ T_n'
         bound=data.at(loc, root) + (w * own).sum(),
     )

@@ -142,7 +142,7 @@ class _Layer:
         return jnp.concatenate([slopes, (mean - (slopes * at).sum(-1))[..., None]], -1)  # b' h + (mean - b' E h)
 
 
-def _spread(variance: Array, slopes: Array) -> Array:
+def _times_variance(variance: Array, slopes: Array) -> Array:
     """Products of slopes (M, D) with the variance (D,) or (D, D) of the inputs."""
     return (DiagonalOperations if variance.ndim == 1 else DenseOperations).apply(variance, slopes)
 
@@ -185,7 +185,7 @@ def expected_product(
     slopes = layer.by_inputs(target.with_inputs)  # E[y | h] = E y + b' (h - E h)
     forms = layer.affine(target.loc, slopes)
     # Cov[v~, y | h] = L^-T Cov[v, y] - B V b
-    common = jax.vmap(lambda s, b, B: (_spread(s, b) * B).sum(-1))(variance, slopes, layer.slopes)
+    common = jax.vmap(lambda s, b, B: (_times_variance(s, b) * B).sum(-1))(variance, slopes, layer.slopes)
     given = matmul(target.with_values, whiten) - common
 
     def row(m: Array, s: Array, own: Array, t: Array, c: Array) -> Array:
@@ -238,7 +238,7 @@ def expected_square(kernel: Kernel, Z: Array, whiten: Array, loc: Array, varianc
     def row(m: Array, s: Array, own: Array, B: Array, S: Array) -> Array:
         pairs = lambda *extra: layer.statistics.pairs(layer.Z, (i, j), extra, m, s)  # noqa: E731
         # Cov[v~_i, v~_j | h] = Cov[v~_i, v~_j] - B_i V B_j'
-        C = layer.covariance[i, j] - (B[i] * _spread(S, B[j])).sum(-1)
+        C = layer.covariance[i, j] - (B[i] * _times_variance(S, B[j])).sum(-1)
         return matmul(twice, C * pairs() + pairs(own[i], own[j]))
 
     return each_row(*layer.inputs, len(i) * (Z.shape[1] + 1), row, layer.forms, layer.slopes, variance)
@@ -501,8 +501,8 @@ class InnerMarkovLayer:
 
 
 class _State(NamedTuple):
-    """What the layer above sees of a layer: means m (P, M) of its inducing values, columns F (P, M, K) of which their
-    joint covariance is the sum of squares, covariances Cov[v, h] (N, P, M, D), means (N, D) of the hidden values h and
+    """What the layer above needs of a layer: means m (P, M) of its inducing values, factors F (P, M, K) of their joint
+    covariance F F', covariances Cov[v, h] (N, P, M, D), means (N, D) of the hidden values h and
     their variances (N, D) or covariances (N, D, D)."""
 
     mean: Array
@@ -599,27 +599,27 @@ def _follow(layer: MarkovLayer, below: _State) -> tuple[Array, Array, Coupled]:
 def _divergence(layer: MarkovLayer, below: _State) -> Array:
     """E KL[q(v | v⁻) || N(0, I)]: that at the mean of v⁻, and half the trace of the covariance that U adds."""
     mean = layer.loc + coupled(layer.transition, below.mean[..., None])[..., 0]
-    spread = jnp.square(coupled(layer.transition, below.columns)).sum()  # tr U Σ^- U'
-    return layer._covariance._divergence(mean) + 0.5 * spread
+    trace = jnp.square(coupled(layer.transition, below.columns)).sum()  # tr U Σ^- U'
+    return layer._covariance._divergence(mean) + 0.5 * trace
 
 
 def _less_linear(target: Target, variance: Array, slope: Array, below: _State, v: Coupled) -> tuple[Target, Array]:
     """The target without ``slope`` (P⁻, P) times the inputs, and its variance."""
     V: Any = below.variance if below.variance.ndim == 3 else jax.vmap(jnp.diag)(below.variance)
-    spread = einsum("dp,nde->npe", slope, V)  # w' V, covariances of w' h^- with h^-
+    between = einsum("dp,nde->npe", slope, V)  # w' V, covariances of w' h^- with h^-
     both = target.with_inputs
     # Var[t - w' h^-] = Var[t] + w' V w - 2 w' Cov[h^-, t]
-    variance = variance + (spread * slope.T).sum(-1) - 2 * (both * slope.T).sum(-1)
+    variance = variance + (between * slope.T).sum(-1) - 2 * (both * slope.T).sum(-1)
     shared = einsum("dp,pnmd->npm", slope, v.with_inputs)  # Cov[w' h^-, v]
-    return Target(target.loc - matmul(below.loc, slope), both - spread, target.with_values - shared), variance
+    return Target(target.loc - matmul(below.loc, slope), both - between, target.with_values - shared), variance
 
 
 def _hidden_divergence(layer: HiddenLayer, Sigma: Array, X: Array) -> Array:
     r""":math:`\sum_{np} E_{q(v)} \mathrm{KL}[q(h_{np} \mid v) \,\|\, p(h_{np} \mid v, x_n)]`."""
     whiten = inverse_cholesky(layer.kernel.gram(layer.Z), "k(Z, Z) of the first layer")
     A = matmul(layer.kernel(X, layer.Z), whiten.T)  # rows a_n' = k(x_n, Z) L^-T
-    open_ = open_variance(layer.kernel.diag(X), jnp.square(A).sum(-1), len(layer.Z))
-    c = (open_ + jnp.square(layer.noise))[:, None]  # Var[h_n | v] = k - a_n' a_n + s^2 under the model
+    conditional = open_variance(layer.kernel.diag(X), jnp.square(A).sum(-1), len(layer.Z))
+    c = (conditional + jnp.square(layer.noise))[:, None]  # Var[h_n | v] = k - a_n' a_n + s^2 under the model
     between = layer.weights - A[:, None]  # T_n - a_n'
     # E[(T_n v + t_n - m(x_n) - a_n' v)^2] = gap_n^2 + (T_n - a_n') Σ (T_n - a_n')'
     gap = layer.shift - layer.mean + einsum("npk,pk->np", between, layer.loc)
@@ -633,14 +633,14 @@ def _expected_density(layer: MarkovLayer, below: _State, v: Coupled, target: Tar
     second = psi2(layer.kernel, loc, variance, layer.Z)
     whiten = resolved(inverse_cholesky(layer.kernel.gram(layer.Z), "k(Z, Z) of a layer"), second)
     # Not clipped, unlike open_variance: rounding errors of the trace are those of the expected squares, and cancel.
-    open_ = psi0(layer.kernel, loc, variance).sum() - jnp.trace(matmul(matmul(whiten, second), whiten.T))
+    remainder = psi0(layer.kernel, loc, variance).sum() - jnp.trace(matmul(matmul(whiten, second), whiten.T))
     where = layer.kernel, layer.Z, whiten, loc, variance
 
-    def output(own: Coupled, t: Target, spread: Array) -> Array:
+    def output(own: Coupled, t: Target, t_variance: Array) -> Array:
         product, square = expected_product(*where, own, t), expected_square(*where, own)
-        error = jnp.square(t.loc) + spread - 2 * product + square  # E[(t - a(h)' v)^2] (N,)
+        error = jnp.square(t.loc) + t_variance - 2 * product + square  # E[(t - a(h)' v)^2] (N,)
         # sum_n <k(h, h)> - tr <a a'> is shared out evenly: only its sum counts.
-        return Observations(t.loc, layer.noise).log_density(error + open_ / len(loc))
+        return Observations(t.loc, layer.noise).log_density(error + remainder / len(loc))
 
     return jax.vmap(output, (0, 1, 1))(v, target, target_variance).sum()
 

@@ -128,10 +128,10 @@ def _hidden(layer: NestedLayer, loc: Array, variance: Array | None, integrate: I
     # term is its difference to the log density with the square of the mean of g(h) and the variance that q(v) adds.
     data, A = _data(layer, loc, variance, zero, integrate)
     mean = _mean(layer, loc) + matmul(A, layer.loc.T)  # <g> = W' <h> + b + <a>' m
-    spread = in_blocks(partial(quadratic_forms, times_transpose(layer.scale_tril)), A)  # <a>' Σ <a>
-    known = Observations(zero, layer.noise).log_density(jnp.square(mean) + spread)
+    belief_variance = in_blocks(partial(quadratic_forms, times_transpose(layer.scale_tril)), A)  # <a>' Σ <a>
+    known = Observations(zero, layer.noise).log_density(jnp.square(mean) + belief_variance)
     penalty = known - data.expected(layer.loc, layer.scale_tril).sum()
-    return penalty, (mean, spread + jnp.square(layer.noise))  # q(h^l) has mean <g> and variance <a>' Σ <a> + σ^2
+    return penalty, (mean, belief_variance + jnp.square(layer.noise))  # of q(h^l): <g>, <a>' Σ <a> + σ^2
 
 
 def _data(

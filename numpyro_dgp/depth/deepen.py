@@ -127,9 +127,9 @@ def require_same_inputs(
     advice = f"give {new} mean=dgp.means.IdentityMean() and as many outputs as inputs"
     for name in deeper.keys() & old.keys():
         for ours, theirs in zip(deeper[name], fitted[old[name]], strict=False):
-            same = f"layer {name!r} to see what {old[name]!r} sees in the fitted program"
+            same = f"layer {name!r} to have the inputs of {old[name]!r} in the fitted program"
             got, shape = ours.inputs.shape, theirs.inputs.shape
-            expect(got == shape, f"{same}, inputs of shape {shape}", got, advice)
+            expect(got == shape, f"{same}, of shape {shape}", got, advice)
             if (far := _distance(ours.inputs, theirs.inputs)) > 0:
                 apart = f"inputs that differ by up to {far:.3g}"
                 raise expected(f"{same} when the new layer is at its mean", apart, advice)
@@ -198,7 +198,7 @@ def shared_sites(
         raise expected(
             "every site of the fitted program in the deeper one",
             f"none for {with_nearest(lost, set(ours) - old.keys())}",
-            "say what it is called there, names={deeper: fitted}, such as {'f1': 'f0'}",
+            "map its name, names={deeper: fitted}, such as {'f1': 'f0'}",
         )
     return SharedSites(old, tuple(site for site in ours if site not in old), prefixes)
 
@@ -254,7 +254,7 @@ def taken_parameters(
         raise expected(
             "every parameter of the fit in the deeper program",
             f"none for {with_nearest(lost, new)}",
-            "say what it is called there, names={deeper: fitted}, and take guides with the same rules",
+            "map its name, names={deeper: fitted}, and take guides with the same rules",
         )
     return taken, tuple(new)
 
@@ -319,7 +319,7 @@ def find_new_layers(found: Run, sites: SharedSites, program: SitesOfFit, names: 
         names: of the parameters that are new.
 
     Raises:
-        ValueError: no new layer, or one that is observed; one whose hidden values have a posterior of their own.
+        ValueError: no new layer, or one that is observed; one whose hidden values do not follow the model.
     """
     model, guide = found.model, found.guide
     inducing = {name: record_of(guide[name]) for name in sites.new if site_kind(model[name]) == "inducing"}
@@ -327,13 +327,13 @@ def find_new_layers(found: Run, sites: SharedSites, program: SitesOfFit, names: 
         raise expected(
             "a layer that the fitted program does not have",
             f"the new sites {list(sites.new)}",
-            "say what the layers of the fit are called in the deeper program, names={'f1': 'f0'}",
+            "map the names of the layers, deeper to fitted, names={'f1': 'f0'}",
         )
     if last := sorted(inducing.keys() - structure(model).inner):
         raise expected(
             "new layers below the last one",
             f"{last[0]!r}, which is under the likelihood",
-            f"say which layer of the fit it is, names={{{last[0]!r}: ...}}",
+            f"map it to a layer of the fit, names={{{last[0]!r}: ...}}",
         )
     hidden = tuple(
         name
@@ -343,7 +343,7 @@ def find_new_layers(found: Run, sites: SharedSites, program: SitesOfFit, names: 
     if own := [name for name in hidden if record_of(guide[name]).is_variational]:
         raise expected(
             "values of a new layer that follow the model",
-            f"{own[0]!r} with a posterior of its own",
+            f"{own[0]!r} with another posterior",
             f"give it sites={{{own[0]!r}: dgp.guides.Propagate()}}",
         )
     shared = tuple(name for name in sites.new if site_kind(model[name]) == "other")
@@ -429,7 +429,7 @@ def deepen(
 ) -> DeeperStart:
     r"""Parameters of a deeper program at which it is the fitted one, with new layers that are the identity.
 
-    A site of the deeper program is that of the fit with the same name, or with the name that ``names`` says. All others
+    A site of the deeper program is that of the fit with the same name, or with the name given in ``names``. All others
     are new. Parameters of the fit are taken over; for a new layer f with the mean m(x) = x,
 
     .. math:: q(v) = p(v) = N(0, I), \qquad \operatorname{var} f(x) = c\, \sigma_0^2(x),
@@ -441,7 +441,7 @@ def deepen(
 
     The two bounds are compared without the densities of the hyperparameters that the fitted program does not have,
     since it has no such term. What these are is in the result. A narrow prior of the variance pulls a layer away from
-    the identity, whatever the data say (``docs/depth.md``).
+    the identity, whatever the data (``docs/depth.md``).
 
     Args:
         posterior: the fitted program, with a guide of this package.
@@ -525,7 +525,7 @@ def deepen(
     if not any(map(np.any, directions.values())):
         raise expected(
             f"a variance of the new layer {next(iter(layers.inducing))!r} that can start small",
-            "one that no positive hyperparameter of its own changes",
+            "one without a positive hyperparameter that changes it",
             "write variance = numpyro.param('variance', 1.0, constraint=constraints.positive), or sample it",
         )
 
@@ -586,7 +586,7 @@ def _require_wiring(
     rebuild: Rebuild,
     arrays: list[Array],
 ) -> None:
-    """Raise unless the layers of the fit see what they saw, with new layers at their means."""
+    """Raise unless the layers of the fit have their inputs, with new layers at their means."""
     fit = dict(posterior.params)
     first = handlers.substitute(handlers.substitute(posterior.guide, data=fit), substitute_fn=first_rows)
 
@@ -623,7 +623,7 @@ def _largest(
 ) -> DeeperStart:
     """The start with the largest variance that costs little, by bisection over how often the first one is halved.
 
-    What a variance costs is the difference to the smallest one, of which the draws have the same random numbers.
+    The cost of a variance is the loss of the bound against the smallest one, at the same random numbers.
 
     Raises:
         ValueError: the bound at the smallest variance is lower than that of the fit.

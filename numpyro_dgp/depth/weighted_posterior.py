@@ -22,7 +22,7 @@ from numpyro_dgp.depth.integrated_fit import IntegratedFit
 from numpyro_dgp.predict.fitted import Options
 from numpyro_dgp.predict.posterior import Posterior
 from numpyro_dgp.predict.predictor import Quantity
-from numpyro_dgp.predict.quantities import Levels, spread_of
+from numpyro_dgp.predict.quantities import Levels, predictive_of
 
 __all__ = [
     "Depth",
@@ -47,7 +47,7 @@ def stacking_weights(log_densities: Any, *, least_gain: float | None = None, tol
     :math:`g_k = \tfrac1N \sum_n p_k(y_n) / \sum_j w_j p_j(y_n)`, the gradient, which never lowers the mean. What is
     missing to the maximum is at most :math:`\log \max_k g_k`, since the logarithm is concave, and the steps stop there.
 
-    With few rows the maximum follows their noise. By the rule of one standard error a program takes part only if
+    With few rows the maximum overfits. By the rule of one standard error a program takes part only if
 
     .. math:: \sum_n \delta_{nk} \ge c \Bigl[\textstyle\sum_n (\delta_{nk} - \bar\delta_k)^2\Bigr]^{1/2},
               \qquad \delta_{nk} = \log p_k(y_n \mid y_{-n}) - \log p_1(y_n \mid y_{-n}).
@@ -80,7 +80,7 @@ def stacking_weights(log_densities: Any, *, least_gain: float | None = None, tol
         f"shape {found.shape}",
         "np.stack([posterior.log_density(key, y, X) for posterior in posteriors], -1)",
     )
-    require_finite("log densities of stacking_weights", found, "a fit whose predictions are NaN cannot be weighed")
+    require_finite("log densities", found, "a fit whose predictions are NaN cannot be weighed")
     gain = found - found[:, :1]  # delta_nk
     # sd sqrt(N) = [sum (delta - mean)^2]^1/2
     least = -math.inf if least_gain is None else least_gain * gain.std(0) * math.sqrt(len(gain))
@@ -104,13 +104,11 @@ def evidence_weights(log_evidence: Any, log_prior: Any = 0.0, least_odds: float 
     .. math:: w_k \propto \begin{cases} q_k & \text{if } q_k \ge c\, \max_j q_j \text{ and } q_k \ge \max_{j < k} q_j \\
               0 & \text{otherwise} \end{cases}, \qquad q_k = \pi_k\, p_k(y)
 
-    The window leaves out programs that are improbable compared with the most probable one, and those that are less
-    probable
-    than a simpler one.
+    The window excludes programs that are improbable compared with the most probable one, and those that are less
+    probable than a simpler one.
 
     Args:
-        log_evidence: :math:`\log p_k(y)`, with all that is learned integrated (K,); each program contains those before
-            it.
+        log_evidence: :math:`\log p_k(y)`, with all parameters integrated (K,); each program contains those before it.
         log_prior: :math:`\log \pi_k`, up to a constant (K,); by default all are equally probable.
         least_odds: c; 0, the default, for no window: all programs have a weight.
 
@@ -130,7 +128,7 @@ def evidence_weights(log_evidence: Any, log_prior: Any = 0.0, least_odds: float 
     Source: Madigan and Raftery (1994), for both rules of the window; Yao et al. (2018b), for alternatives to stacking.
     """
     found = np.asarray(log_evidence, float)
-    require_finite("log_evidence of evidence_weights", found, "a fit whose evidence is NaN cannot be weighed")
+    require_finite("log_evidence", found, "a fit whose evidence is NaN cannot be weighed")
     found = found + log_prior
     odds = np.exp(found - found.max())  # q_k / max_j q_j
     least = np.maximum(least_odds, np.maximum.accumulate(odds)) if least_odds else 0.0  # max(c, max_j<=k q_j)
@@ -184,7 +182,7 @@ def key_of(key: Array, depth: Depth) -> Array:
 
 
 _DRAWS = 100
-"""Shares are rounded to one in so many where programs have no draws of their own."""
+"""Default number of draws where no program has samples: weights are rounded to multiples of its inverse."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -328,8 +326,8 @@ class WeightedPosterior:
             ValueError: an invalid key, levels that are not between 0 and 1, a y without order, or one that
                 is Gaussian, or a label, by some programs only.
         """
-        levels, spread = Levels.of(q), Quantity(spread_of)
-        found = [part._predictor(spread, k, part.options, args, kwargs, X_variance) for part, k in self._shares(key)]
+        levels, quantity = Levels.of(q), Quantity(predictive_of)
+        found = [part._predictor(quantity, k, part.options, args, kwargs, X_variance) for part, k in self._shares(key)]
         expect(
             len({type(each) for each in found}) <= 1,
             "a y of one kind by all programs, Gaussian given each draw, a label or another",

@@ -26,7 +26,7 @@ from numpyro_dgp.design.posterior_acquisition import (
     WithDraws,
     geometric_mean_variance,
     rows_of,
-    spread,
+    standard_deviation,
     value,
 )
 from numpyro_dgp.math.linalg import matmul, solve_lower
@@ -39,8 +39,8 @@ class ALM(PosteriorAcquisition):
 
     .. math:: \mathrm{ALM}(x) = \sigma^2(x), \qquad \bigl\lvert \operatorname{Cov} f(x_{1:q}) \bigr\rvert^{1/q}
 
-    for one point, and for a batch, whose optimum is that of the entropy of its values. Points near to each other, of
-    which one tells the other, have a determinant near zero.
+    for one point, and for a batch, whose optimum is that of the entropy of its values. Nearby points,
+    whose values are highly correlated, have a determinant near zero.
 
     Args:
         posterior: a ``Posterior``, or anything with its method ``predict_jointly``.
@@ -81,7 +81,7 @@ class ALC(PosteriorAcquisition):
             ``posterior.using(num_samples=S)``, covariances between distant points have an error of about 1 / sqrt(S).
         key: PRNG key; it fixes the draws of the posterior.
         reference: points (R, D) that the function is to be known at; their joint covariance is computed, (R + q)^2
-            numbers for each draw. Quasi-random points of the input space stand for all of it.
+            numbers for each draw. Quasi-random points represent the whole input space.
         noise: :math:`\sigma`, the standard deviation of the noise of an observation; 0.0 for a code without noise.
         output: which column of a function of several outputs.
 
@@ -100,7 +100,7 @@ class ALC(PosteriorAcquisition):
     """
 
     reference: Any = checked(rows_of)
-    noise: ArrayLike = spread()
+    noise: ArrayLike = standard_deviation()
 
     __repr__ = brief
 
@@ -125,7 +125,7 @@ class MICE(PosteriorAcquisition):
 
     Below the line is the variance of the process before any data, given values at all other candidates G with a nugget
     of :math:`\tau^2` times their variance, which keeps the ratio smooth. Above it a batch counts one point after the
-    other, so that points which say the same count once. In a deep program k is the covariance of the last function at
+    other, so that redundant points count once. In a deep program k is the covariance of the last function at
     the values of the layers below, averaged over their draws.
 
     Args:
@@ -151,7 +151,7 @@ class MICE(PosteriorAcquisition):
     """
 
     candidates: Any = checked(rows_of)
-    nugget: ArrayLike = spread(1.0)
+    nugget: ArrayLike = standard_deviation(1.0)
 
     __repr__ = brief
 
@@ -162,7 +162,7 @@ class MICE(PosteriorAcquisition):
         coarse = min(rows.dtype, G.dtype, key=lambda dtype: jnp.finfo(dtype).bits)
         others = ~(G.astype(coarse)[:, None] == rows.astype(coarse)).all(-1).any(1)
         kept = jnp.concatenate([jnp.ones(q, bool), others])
-        # Candidates that are left out have covariance zero with all others, and so tell nothing.
+        # Candidates that are left out have covariance zero with all others, and so are not informative.
         K = jnp.where(kept[:, None] & kept, found.prior_covariances.mean(0), 0.0)
         variances = jnp.diagonal(found.prior_covariances.mean(0))[q:]
         among = K[q:, q:] + jnp.diag(jnp.where(others, self.nugget, 1.0) * variances)  # k(G, G) + tau^2 diag k(G, G)

@@ -43,9 +43,8 @@ def emulator_family(
         h_i = h_{i+1} + g_i(h_{i+1}), \quad i = L - 1, \dots, 1, \qquad
         y \sim N(c + u\, (m + g_0(h_1)),\; u^2 s^2),
 
-    with Gaussian processes :math:`g_i`, each with a variance and a lengthscale for every column, and D outputs but for
-    the last. A program with a layer more contains the one with a layer less, which it is where a variance
-    is zero.
+    with Gaussian processes :math:`g_i`, each with a variance and a lengthscale for every column, and D outputs except
+    the last. A program with a layer more contains the one with a layer less, as the case in which a variance is zero.
 
     Many simulators depend on their inputs through one or two combinations of these. ``family(L, K)`` is a program whose
     hidden layers have K columns each. The first of them is :math:`h_{L-1} = W^\top h_L + g_{L-1}(h_L)`: where its
@@ -122,8 +121,8 @@ def emulator_family(
     centre, unit = jnp.asarray(values.mean(), dtype), jnp.asarray(values.std(), dtype)
     runs, D = as_floats("X", data), data.shape[1]
 
-    def positive(name: str, log_median: float, spread: float, *shape: int) -> Array:
-        return jnp.exp(numpyro.sample(name, dist.Normal(jnp.full(shape, log_median, dtype), spread).to_event()))
+    def positive(name: str, log_median: float, log_sd: float, *shape: int) -> Array:
+        return jnp.exp(numpyro.sample(name, dist.Normal(jnp.full(shape, log_median, dtype), log_sd).to_event()))
 
     def unit_cube(x: Array) -> Array:
         return (jnp.asarray(x, dtype) - low) * shrink
@@ -188,12 +187,12 @@ def _require_box(bounds: ArrayLike | Box | None, data: np.ndarray) -> Box:
     """The bounds of the inputs, which are those of the runs if none are given."""
     if bounds is not None:
         box = as_box(bounds)
-        if box.categories:
-            raise expected(
-                "columns of numbers",
-                f"categories={list(box.categories)}",
-                "write a family with dgp.kernels.Categorical for labels, as the docstring of dgp.fit_best has one",
-            )
+        expect(
+            not box.categories,
+            "columns of numbers",
+            f"categories={list(box.categories)}",
+            "write a family with dgp.kernels.Categorical for labels, as the docstring of dgp.fit_best has one",
+        )
         box.require_points("X", data)
         return box
     low, high = data.min(0), data.max(0)

@@ -28,7 +28,7 @@ from numpyro_dgp._fields import checked, flag, nonnegative
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.densities import JointMixture, lower_factors
-from numpyro_dgp.design.posterior_acquisition import WithDraws, rows_of, spread, value
+from numpyro_dgp.design.posterior_acquisition import WithDraws, rows_of, standard_deviation, value
 from numpyro_dgp.math.linalg import matmul, solve_lower
 
 __all__ = [
@@ -242,8 +242,8 @@ class UpperConfidence(WithDraws):
         L = lower_factors(found.covariance, mean)
         if len(mean) == 1:
             return mean[0] + self.beta * L[0, 0]  # +-mu + beta sigma
-        spread = jnp.abs(matmul(self.white(1, len(mean), mean.dtype)[0], L.mT))  # |gamma|, gamma = L e
-        return largest(mean + self.beta * math.sqrt(math.pi / 2) * spread).mean()  # sqrt(pi / 2) E|gamma_j| = sigma_j
+        deviations = jnp.abs(matmul(self.white(1, len(mean), mean.dtype)[0], L.mT))  # |gamma|, gamma = L e
+        return largest(mean + self.beta * math.sqrt(math.pi / 2) * deviations).mean()  # sqrt(pi/2) E|gamma_j| = sigma_j
 
 
 _FAR = 50.0  # standard deviations, beyond which the expected excess is zero in both precisions
@@ -324,7 +324,7 @@ class KnowledgeGradient(WithDraws):
     """
 
     candidates: Any = checked(rows_of)
-    noise: ArrayLike = spread()
+    noise: ArrayLike = standard_deviation()
     minimise: bool = flag(True, "True where small values are good", kw_only=True)
 
     __repr__ = brief

@@ -51,7 +51,7 @@ class Box:
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        bounds = np.array(known_numbers("bounds of design.Box", self.bounds), float)  # not the caller's, to change
+        bounds = np.array(known_numbers("bounds", self.bounds), float)  # not the caller's, to change
         object.__setattr__(self, "bounds", bounds)
         expect(
             bounds.ndim == 2 and bounds.shape[1] == 2 and len(bounds),
@@ -59,7 +59,7 @@ class Box:
             f"shape {bounds.shape}",
             "np.array([[0.0, 1.0]] * D) is the unit cube",
         )
-        require_finite("bounds of design.Box", bounds, "inputs are searched between finite bounds")
+        require_finite("bounds", bounds, "inputs are searched between finite bounds")
         for d, (low, high) in enumerate(bounds):
             if not low < high:
                 raise expected(

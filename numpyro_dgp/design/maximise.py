@@ -84,9 +84,9 @@ def maximise(
     their values; then from the best one alone. Acquisitions that perform the same operations on arrays of the same
     shapes share compiled programs, so that one on a later fit is not compiled again.
 
-    A value of -inf says that a candidate is none. An ascent that meets it may stop, and those of the other starts with
-    it: where they should go on, leave such points out by the bounds, or give a large negative number that still slopes
-    towards the others.
+    A value of -inf marks an infeasible candidate. An ascent that meets it may stop, and those of the other starts with
+    it: to avoid that, exclude such points by the bounds, or return a large negative value that still slopes towards
+    the others.
 
     Of a :class:`Box` with whole numbers or labels, candidates are points of the box. Ascents take whole numbers as
     continuous and leave labels as they are; then numbers are rounded and the ascent goes on in the other columns.
@@ -109,8 +109,8 @@ def maximise(
         The best points with their value, and all that was tried.
 
     Raises:
-        ValueError: bounds as :class:`Box`; an acquisition that gives NaN, says where, more than one number or a complex
-            one, that has no finite value anywhere, or that JAX cannot trace; numbers that are not positive; starts of
+        ValueError: bounds as :class:`Box`; an acquisition that gives NaN (with the point), more than one number or a
+            complex one, that is finite nowhere, or that JAX cannot trace; numbers that are not positive; starts of
             another shape or outside the bounds.
 
     Warns:
@@ -180,7 +180,7 @@ def candidate_points(box: Box, q: int, num: int, starts: Any, rng: np.random.Gen
         found[:, 0, box.categories] = box.combinations()[rng.permutation(num) % box.num_combinations]
     if starts is None:
         return found
-    given = np.asarray(known_numbers("starts of design.maximise", starts), float)
+    given = np.asarray(known_numbers("starts", starts), float)
     given = given[:, None] if given.ndim == 2 and q == 1 else given
     expect(
         given.ndim == 3 and given.shape[1:] == (q, box.dims),
@@ -330,23 +330,23 @@ class Ascents:
 
     def of_all(self, points: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where ascents from points (K, q, D) end, points of the box, and the values there."""
-        spread = np.ptp(values[np.isfinite(values)])
+        extent = np.ptp(values[np.isfinite(values)])
         free = [d for d in range(self.box.dims) if d not in self.box.categories]
-        found = self._up(points, free, spread)
+        found = self._up(points, free, extent)
         if self.box.integers:
-            found = self._up(self.box.snapped(found), [d for d in free if d not in self.box.integers], spread)
+            found = self._up(self.box.snapped(found), [d for d in free if d not in self.box.integers], extent)
         ends = self.program.values(found)
         start = self.program.values(points)
         worse = ~(ends >= start)  # as rounding to whole numbers may make it
         return np.where(worse[:, None, None], points, found), np.where(worse, start, ends)
 
     def of_best(self, points: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
-        """The best of the ascents, after one of its own, and after single changes of whole numbers and labels."""
+        """The best of the ascents, after one more alone, and after single changes of whole numbers and labels."""
         best, value = points[values.argmax()][None], values.max()
         numbers = [d for d in range(self.box.dims) if d not in self.box.whole]
-        spread = max(np.ptp(values), abs(value) * 1e-3)
+        extent = max(np.ptp(values), abs(value) * 1e-3)
         for _ in range(_SWEEPS):
-            moved = self._up(best, numbers, spread)
+            moved = self._up(best, numbers, extent)
             found = self.program.values(moved)[0]
             best, value = (moved, found) if found > value else (best, value)
             changed = self._changes(best[0])
@@ -375,14 +375,14 @@ class Ascents:
                         found[-1][0, i, d] = value
         return np.concatenate(found)
 
-    def _up(self, points: np.ndarray, free: list[int], spread: float) -> np.ndarray:
+    def _up(self, points: np.ndarray, free: list[int], extent: float) -> np.ndarray:
         """Points (K, q, D) after L-BFGS-B on the sum of their values, in columns ``free`` in units of their range."""
         from scipy.optimize import minimize
 
         if not free:
             return points
         low, width = self.box.low[free], (self.box.high - self.box.low)[free]
-        spread = spread if 0 < spread < np.inf else 1.0
+        extent = extent if 0 < extent < np.inf else 1.0
         filled = np.concatenate([points, np.repeat(points[-1:], self.program.num_few - len(points), 0)])
         kept = filled[: len(points)]
 
@@ -397,9 +397,9 @@ class Ascents:
             _require_no_nan(values[: len(points)], moved)
             slopes = np.where(np.isfinite(slopes), slopes, 0.0)[: len(points), :, free]
             # -inf counts as far below all values: a line search steps back from it.
-            low_values = np.where(np.isfinite(values), values, -1e3 * spread)[: len(points)]
-            # d/du = width d/dx; in units of the spread, for the tolerances of L-BFGS-B.
-            return -low_values.sum() / spread, -(slopes * width).ravel() / spread
+            low_values = np.where(np.isfinite(values), values, -1e3 * extent)[: len(points)]
+            # d/du = width d/dx; in units of that range, for the tolerances of L-BFGS-B.
+            return -low_values.sum() / extent, -(slopes * width).ravel() / extent
 
         start = ((kept[..., free] - low) / width).ravel()
         options = {"maxiter": self.max_steps, "maxfun": 2 * self.max_steps, "maxcor": 10, "ftol": 1e-12, "gtol": 1e-7}

@@ -22,7 +22,7 @@ __all__ = [
     "WithDraws",
     "geometric_mean_variance",
     "require_function_of_points",
-    "spread",
+    "standard_deviation",
     "value",
     "rows_of",
 ]
@@ -57,7 +57,7 @@ def value(**options: Any) -> Any:
     return finite(advice="a number in the units of the function, such as y.min()", **options)
 
 
-def spread(default: float = 0.0, **options: Any) -> Any:
+def standard_deviation(default: float = 0.0, **options: Any) -> Any:
     """A field that holds a standard deviation, which may be zero."""
     return nonnegative(default, "a standard deviation in the units of the function", **options)
 

@@ -72,7 +72,7 @@ def pooled(X: ArrayLike, y: ArrayLike) -> Pooled:
 
     Raises:
         ValueError: other shapes, NaN or infinite numbers, arrays that are traced, numbers that the default precision
-            does not hold or tell apart.
+            cannot represent or distinguish.
 
     Example:
         >>> import jax, numpyro, optax
@@ -95,7 +95,7 @@ def pooled(X: ArrayLike, y: ArrayLike) -> Pooled:
     Source: Binois et al. (2018), section 2.
     """
     expect(is_concrete(X, y), "known arrays", "traced ones", "pool the rows before jax.jit or jax.vmap")
-    rows, values = known_numbers("inputs of pooled", X), known_numbers("outputs of pooled", y)
+    rows, values = known_numbers("X", X), known_numbers("y", y)
     require_inputs(rows, None)
     expect(
         rows.ndim == 2 and values.ndim in (1, 2) and len(values) == len(rows),
@@ -103,10 +103,10 @@ def pooled(X: ArrayLike, y: ArrayLike) -> Pooled:
         f"{rows.shape} and {values.shape}",
         "a row of y for each row of X",
     )
-    require_finite("inputs of pooled", rows, "drop the rows with missing inputs")
-    require_finite("outputs of pooled", values, MISSING)
-    require_squares("outputs of pooled", values)
-    held = as_array("inputs of pooled", X)
+    require_finite("X", rows, "drop the rows with missing inputs")
+    require_finite("y", values, MISSING)
+    require_squares("y", values)
+    held = as_array("X", X)
     _, first, group = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     order = np.argsort(first)
     group = np.argsort(order)[group.reshape(-1)]
@@ -120,7 +120,7 @@ def pooled(X: ArrayLike, y: ArrayLike) -> Pooled:
     squares = totals(np.square(wide - means[group]))  # W_n, of residuals: nothing cancels
     shape = (len(counts), *values.shape[1:])
     sizes = (jnp.asarray(a, jnp.result_type(float)) for a in (counts, squares.reshape(shape)))
-    return Pooled(held[first[order]], as_floats("means of the outputs of pooled", means.reshape(shape)), *sizes)
+    return Pooled(held[first[order]], as_floats("means of y", means.reshape(shape)), *sizes)
 
 
 def within_replicates(noise: ArrayLike, counts: ArrayLike, squares: ArrayLike) -> Array:

@@ -387,8 +387,7 @@ def _require_three_arguments(acquisition: Callable[..., Any]) -> None:
 
 
 def _require_two(count: int) -> None:
-    if count < 2:
-        raise expected("initial of at least 2 points", count, "initial=10 makes some")
+    expect(count >= 2, "initial of at least 2 points", count, "initial=10 makes some")
 
 
 _SETTINGS = ("q", "minimise", "standardise", "refit_every", "num_steps", "refit_steps", "condition_steps",
@@ -450,8 +449,7 @@ def loop(
         "dgp.design.Search proposes points to simulators that run elsewhere",
     )
     require_count("budget", budget, "50")
-    if budget < 2:
-        raise expected("a budget of at least 2, what a fit needs", budget, "try 50")
+    expect(budget >= 2, "a budget of at least 2, what a fit needs", budget, "try 50")
     with _reserved(path):
         record = _begun(search, key, path)
         with tqdm.tqdm(total=budget, initial=min(budget, len(record.y)), disable=not progress_bar) as bar:

@@ -52,7 +52,7 @@ class Record:
 
     Raises:
         ValueError: by :meth:`add`, values or points that are not finite numbers, or more values than there are pending
-            points; by :meth:`load`, a file that holds something else.
+            points; by :meth:`load`, a file with other contents.
 
     Example:
         >>> import numpy as np
@@ -92,9 +92,9 @@ class Record:
 
         Raises:
             ValueError: values or points that are not finite numbers, more values than there are pending points, or
-                points of another shape. Whether points are in bounds the search says that goes on from the record.
+                points of another shape. Bounds are checked by the search that continues from the record.
         """
-        values = np.asarray(known_numbers("values of Record.add", y), float)
+        values = np.asarray(known_numbers("values", y), float)
         values = values[None] if values.ndim == 0 else values
         if values.ndim != 1 or not np.isfinite(values).all():
             what = f"shape {values.shape}" if values.ndim != 1 else f"{values[~np.isfinite(values)][0]}"
@@ -112,7 +112,7 @@ class Record:
             rows, pending = self.pending[:count], self.pending[count:]
             facts = self.pending_round, self.pending_acquisition, self.pending_seconds
         else:
-            rows, pending = np.asarray(known_numbers("points of Record.add", X), float), self.pending
+            rows, pending = np.asarray(known_numbers("points X", X), float), self.pending
             facts = 0, np.nan, 0.0
             if rows.shape != (count, self.pending.shape[1]):
                 raise expected(
@@ -120,7 +120,7 @@ class Record:
                     rows.shape,
                     "one row per value; a single one is x[None, :]",
                 )
-            require_finite("points of Record.add", rows, "leave out runs whose inputs are not known")
+            require_finite("points X", rows, "leave out runs whose inputs are not known")
 
         def grown(old: np.ndarray, value: float) -> np.ndarray:
             return np.append(old, np.full(count, value, old.dtype))

@@ -36,15 +36,15 @@ __all__ = [
 class Integrals(NamedTuple):
     r"""Integrals of drawn functions by randomised points, with two errors.
 
-    Draw s with randomisation r gives an estimate :math:`T_{rs}`. Its spread over s is the posterior uncertainty of the
-    function, its spread over r the error of the numerical integration:
+    Draw s with randomisation r gives an estimate :math:`T_{rs}`. Its variance over s is the posterior variance, its
+    variance over r that of the numerical integration:
 
     .. math:: T_s = \tfrac1R \sum_r T_{rs}, \qquad
               \hat\sigma^2_\mathrm{integration} = \tfrac{1}{R (R - 1)} \sum_r (\bar T_{r\cdot} - \bar T)^2, \qquad
               \hat\sigma^2_\mathrm{emulator} = \operatorname{var}_s T_s
               - \tfrac{1}{R} \operatorname{var}_{rs} (T_{rs} - \bar T_{r\cdot} - T_s + \bar T) .
 
-    The last term, with (R - 1) (S - 1) degrees of freedom, is the contribution of the integration to the spread of
+    The last term, with (R - 1) (S - 1) degrees of freedom, is the contribution of the integration to the variance over
     draws: the two errors are components of a two-way analysis of variance. The emulator's falls with more data, the
     integration's with more points.
 
@@ -179,16 +179,18 @@ def unit_points(key: Array, num_randomisations: int, num_points: int, dims: int)
 
     for name, value in (("num_randomisations", num_randomisations), ("num_points", num_points)):
         require_count(name, value, "256, a power of two" if name == "num_points" else "8")
-    if num_randomisations < 2:
-        raise expected(
-            "at least two randomisations",
-            num_randomisations,
-            "their spread estimates the integration error; 8 is usual",
-        )
-    if num_points < 2 or num_points & (num_points - 1):
-        raise expected(
-            "num_points, a power of two from 2", num_points, "Sobol's points cover the cube evenly at 64, 128, 256, ..."
-        )
+    expect(
+        num_randomisations >= 2,
+        "at least two randomisations",
+        num_randomisations,
+        "their variance estimates the integration error; 8 is usual",
+    )
+    expect(
+        num_points >= 2 and not num_points & (num_points - 1),
+        "num_points, a power of two from 2",
+        num_points,
+        "Sobol's points cover the cube evenly at 64, 128, 256, ...",
+    )
     seeds = np.asarray(jax.random.bits(key, (num_randomisations,), jnp.uint32))
     points = [Sobol(dims, seed=int(seed)).random_base2(int(num_points).bit_length() - 1) for seed in seeds]
     edge = float(jnp.finfo(jnp.result_type(float)).eps) / 2  # quantiles of 0 and 1 may be infinite
@@ -285,7 +287,7 @@ def sobol_indices(
     of single columns. Of a group, :math:`S` is the closed index, all that its columns make without the others:
     :math:`S_{\{1,2\}} - S_1 - S_2` is the index of second order.
 
-    Every draw of the function has indices of its own, at the same points for all draws. With rows A and B of n
+    The indices are computed for every draw of the function, at the same points for all draws. With rows A and B of n
     scrambled Sobol points in 2 D dimensions, and :math:`A_B^{(d)}`, which is A with column d from B,
 
     .. math:: \hat V_d = \tfrac1n \sum_j (f(B)_j - \bar f) \bigl(f(A_B^{(d)})_j - f(A)_j\bigr), \qquad
@@ -295,9 +297,9 @@ def sobol_indices(
     R n (D + 2) values of each draw. Small first indices can come out below zero, within their error.
 
     Args:
-        emulator: a posterior of a program whose first argument is X (N, D), of which S = 50 functions are drawn, or as
-            many as ``posterior.using(num_samples=S)`` says; or a function from X to values (N,) or draws (S, N), such
-            as ``lambda X: draws(X, other)["y"][..., 0]`` with ``draws = posterior.functions(key)``.
+        emulator: a posterior of a program whose first argument is X (N, D), from which S functions are drawn (50 by
+            default, ``posterior.using(num_samples=S)``); or a function from X to values (N,) or draws (S, N), such as
+            ``lambda X: draws(X, other)["y"][..., 0]`` with ``draws = posterior.functions(key)``.
         inputs: for every column of X, in its units, a pair (low, high), between which it is uniform, or a NumPyro
             distribution with ``icdf``: as an array (D, 2), a list, or a dict by name.
         key: PRNG key.

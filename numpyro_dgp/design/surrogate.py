@@ -148,7 +148,7 @@ Params = Mapping[str, Any]
 
 
 class Data(NamedTuple):
-    """What a fit sees: rows, and more rows behind them that do not count."""
+    """The data of a fit: rows, and masked rows behind them."""
 
     X: Array
     """Inputs (R, D)."""

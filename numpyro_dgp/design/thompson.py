@@ -22,7 +22,7 @@ __all__ = ["ThompsonSampling", "draws_held", "function_draws", "observed_site", 
 
 
 _FUNCTIONS = 50
-"""Draws of the function of a posterior, unless its options say another number."""
+"""Default number of draws of the function of a posterior."""
 
 
 def function_draws(
@@ -31,8 +31,8 @@ def function_draws(
     """A function from rows (N, D) to the values of all draws there, (S, N).
 
     Args:
-        emulator: a posterior, of which S functions are drawn, 50 unless its options say another number; or a function
-            from rows (N, D) to values (N,) or draws (S, N).
+        emulator: a posterior, from which S functions are drawn (by default 50); or a function from rows (N, D) to
+            values (N,) or draws (S, N).
         key: PRNG key of the draws of a posterior.
         batch_size: how many rows at a time.
         example: two rows.
@@ -130,14 +130,14 @@ class ThompsonSampling(PosteriorAcquisition):
 
     .. math:: \alpha(x) = \pm \sum_{j=1}^q f_j(x_j), \qquad f_1 \dots f_q \sim p(f \mid \text{data})
 
-    Its optimum is the optimum of every draw at once: where the posterior is sure the draws agree, elsewhere they
-    spread, so that a batch explores by itself. The sign is minus where small values are good. Each draw is a whole
+    Its optimum is the optimum of every draw at once: where the posterior variance is small the draws agree, elsewhere
+    they differ, so that a batch explores. The sign is minus where small values are good. Each draw is a whole
     function, the same at every call.
 
     Args:
         posterior: a ``Posterior``, what ``dgp.fit_best`` gives, or anything with the methods ``using`` and
-            ``functions``; of a chain, q of the draws that it holds, chosen by the key, of a mixture q of as many as its
-            programs hold. The number of draws is that of the points, whatever the options say.
+            ``functions``; of a chain, q of its draws, chosen by the key, of a mixture q of those of its programs. The
+            number of draws is that of the points, whatever the options.
         key: PRNG key; it fixes the draws. Another round takes another key.
         minimise: whether small values are good.
         num_features: random functions in each prior draw.

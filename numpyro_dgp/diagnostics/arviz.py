@@ -53,7 +53,7 @@ def with_gaps(value: Array, mask: Array) -> Array:
 
 
 def without_empty_rows(group: Any, name: str, dim: str, mask: Array) -> Any:
-    """A dataset of log densities without the rows of a site of which nothing is observed.
+    """A dataset of log densities without the rows of a site that are not observed.
 
     Args:
         group: the dataset.
@@ -129,7 +129,7 @@ def to_arviz(
             that fit nothing.
 
     Warns:
-        UserWarning: chains in which hidden layers are sites of their own; ``dgp.for_mcmc`` was forgotten. An ``arviz``
+        UserWarning: chains in which hidden layers are separate sites; ``dgp.for_mcmc`` was forgotten. An ``arviz``
             before 1.0, which cannot read trees.
 
     Example:

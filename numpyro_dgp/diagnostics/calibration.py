@@ -118,9 +118,9 @@ def pit(draws: ArrayLike, y: ArrayLike, key: Array) -> np.ndarray:
 
     Limits. Uniform values are necessary and not sufficient: a prediction that ignores the inputs can have them. Data
     that the fit has seen lie too close to the middle: use held-out data, or ``arviz_stats.loo_pit``. Values need an
-    order, as numbers, counts and ordered categories have. Labels of classes have none: the transform depends on how
-    the classes are numbered, intervals of labels mean nothing, and from arrays of integers labels cannot be told from
-    counts. For classes look at ``posterior.probs``: a class that has probability p is right in a share p of the rows.
+    order, as numbers, counts and ordered categories have. Labels of classes have none: the transform depends on how the
+    classes are numbered, intervals of labels mean nothing, and arrays of integers may be labels or counts. For classes
+    look at ``posterior.probs``: a class that has probability p is right in a share p of the rows.
 
     Args:
         draws: of y (S, N...), from ``posterior.sample``, in an order.
@@ -162,7 +162,7 @@ def coverage(u: ArrayLike, levels: Sequence[float] = (0.5, 0.8, 0.9, 0.95)) -> C
     :math:`\#\{n : |u_n - \tfrac12| \le \tfrac{\alpha}{2}\} / N` at level :math:`\alpha`.
 
     Limits. Intervals can have the right coverage on average and still be wrong at every input: too wide where data are
-    many, too narrow elsewhere. Coverage says nothing about their width: look at the log density too.
+    many, too narrow elsewhere. Coverage does not measure their width: look at the log density too.
 
     Args:
         u: from :func:`pit` (N...).
@@ -255,7 +255,7 @@ def vsbc(
     by a Kolmogorov-Smirnov test of the ranks against their mirror images. The two samples are one, and its p-values
     come out too small.)
 
-    Limits. The average is over data from the prior: it does not say whether q is right for *your* data, and a prior
+    Limits. The average is over data from the prior: q may still be wrong for *your* data, and a prior
     with implausible data gives implausible fits. Every replication is a fit of ``num_steps`` steps, whether it has
     converged or not. Only marginals are tested, without correction for the number of sites. A ``dgp.Likelihood`` draws
     f(x) of every datum independently given the inducing values, and fits a bound: with few inducing points this
@@ -294,8 +294,7 @@ def vsbc(
 
     require_svi(svi)
     require_key(key)
-    if num_replications < 10:
-        raise expected("at least 10 replications", num_replications, "100 are usual")
+    expect(num_replications >= 10, "at least 10 replications", num_replications, "100 are usual")
     raw = jax.random.PRNGKey(jax.random.bits(key))  # NumPyro reshapes the keys, which fails for typed keys
     found = vsbc_diagnostic(
         raw, svi.model, svi.guide, svi.optim, svi.loss, *args, observed_sites=list(observed),

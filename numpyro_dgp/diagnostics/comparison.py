@@ -24,7 +24,7 @@ from numpyro_dgp.diagnostics.arviz import opened, to_arviz
 from numpyro_dgp.diagnostics.calibration import coverage, pit
 from numpyro_dgp.diagnostics.evidence import evidence as evidence_of
 from numpyro_dgp.diagnostics.ratios import map_draws
-from numpyro_dgp.diagnostics.reliability import MANY_UNRELIABLE, khat, loo
+from numpyro_dgp.diagnostics.reliability import khat, loo
 from numpyro_dgp.guides.any_guide import adapted
 from numpyro_dgp.inference.elbo import ELBO
 from numpyro_dgp.inference.fit import fit
@@ -42,7 +42,8 @@ Candidate: TypeAlias = Callable[..., Any] | tuple[Callable[..., Any], SVIRunResu
 
 # Draws of the bound that its standard error is taken from.
 _BOUND_DRAWS = 200
-# A posterior of which a larger share of the leave-one-out weights is unreliable is ranked behind the others.
+# Shares of unreliable leave-one-out weights above which a score is unreliable, and above which a posterior ranks last.
+_MANY_UNRELIABLE = 0.1
 _MOST_UNRELIABLE = 0.5
 
 
@@ -84,7 +85,7 @@ class Comparison:
         """One figure of it: bounds, leave-one-out scores, Pareto shapes, and the training curves."""
         from numpyro_dgp.diagnostics.figures import comparison
 
-        return comparison(self)
+        return comparison(self, _MANY_UNRELIABLE)
 
 
 def compare(
@@ -108,7 +109,8 @@ def compare(
     How to read it. ``ranking`` has the posteriors in order. ``bound`` ranks guides of one program with the same
     hyperparameters, or points for them; bounds of guides with distributions of hyperparameters are lower by their
     divergence. ``loo`` and the columns of test data can be compared between all guides and with chains. ``khat`` and
-    ``high_k`` say whether ``loo`` is reliable. All are estimates: differences of about one standard error mean nothing.
+    ``high_k`` show whether ``loo`` is reliable. All are estimates: differences of about one standard error mean
+    nothing.
 
     With ``evidence=True`` the ``gap`` of a guide is a lower estimate of its divergence from the posterior, at its
     values of ``numpyro.param`` hyperparameters. A guide with points for hyperparameters with priors has no such
@@ -129,7 +131,7 @@ def compare(
         level: of the central predictive intervals whose coverage is counted.
         evidence: whether to run :func:`~numpyro_dgp.diagnostics.evidence` from every guide, which takes 4000 gradients
             in each of 32 runs, three times with chains and otherwise twice. The draws of ``mcmc`` give the upper bound
-            where the program has no ``numpyro.param`` of its own, which chains and fits might have at other values.
+            where the program has no ``numpyro.param``, which chains and fits might have at other values.
         progress_bar: show a progress bar for every fit.
 
     Returns:
@@ -253,7 +255,7 @@ def _fit_of(
 
 
 def _has_converged(losses: Any) -> Any:
-    """Whether the last tenth of the losses is as low as the one after their middle; NaN where that cannot be told."""
+    """Whether the last tenth of the losses is as low as the one after their middle; NaN where that is not known."""
     found = np.asarray([] if losses is None else losses, float)
     size = len(found) // 10
     if size < 10:
@@ -346,7 +348,7 @@ def _ranking(table: DataFrame, scores: dict[str, Any]) -> DataFrame | None:
     found = found.loc[order.sort_values(keys, ascending=[True, False, False, True], kind="stable").index]
     found = found[[name for name in by if name in table]]
     found.insert(0, "rank", range(len(found)))
-    sound = {name: score for name, score in scores.items() if table.loc[name, "high_k"] <= MANY_UNRELIABLE}
+    sound = {name: score for name, score in scores.items() if table.loc[name, "high_k"] <= _MANY_UNRELIABLE}
     if len(sound) < 2:
         return found
     import arviz_stats

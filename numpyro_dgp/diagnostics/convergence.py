@@ -84,7 +84,7 @@ class _Conditioned(NamedTuple):
 
 
 class _AtMeans(Messenger):
-    """Gives sites their values in a draw, and their means to those that it has none of.
+    """Gives sites their values in a draw, and their means to those without.
 
     Args:
         fn: the program.
@@ -138,7 +138,7 @@ def identified(
         test: arguments of the program at other inputs, without observations.
 
     Raises:
-        ValueError: draws of other data or of another program, and what ``Posterior`` refuses of ``test``.
+        ValueError: draws of other data or of another program; ``test`` that ``Posterior`` cannot predict.
     """
     call = None if test is None else posterior.call(test, {})
     fixed = jax.random.key(0)  # for sites of other rows that have no mean: the same numbers for every draw
@@ -396,7 +396,7 @@ def _chains(source: Source, num_chains: int | None) -> tuple[Posterior, int]:
         raise expected(
             "chains, an MCMC object or dgp.Posterior(model, samples=draws)",
             "a fit with a guide, whose draws are independent",
-            "dgp.diagnostics.khat says how good they are",
+            "dgp.diagnostics.khat measures their reliability",
         )
     chains = origin.num_chains if origin.mcmc is not None or num_chains is None else num_chains
     expect(num_chains in (None, chains), f"num_chains of the MCMC object, {chains}", num_chains)

@@ -135,8 +135,8 @@ def evidence(
     that misses a mode may never get there. Temperatures and step sizes come from a trial run and are fixed then.
 
     With draws of the posterior, ``samples``, as many runs go back, and give an upper bound. It holds as far as the
-    chain has converged: draws from a part of the posterior can put it too low, and an upper bound clearly below the
-    lower one says that they have. Draws that depend on each other make its standard error too small.
+    chain has converged: draws from a part of the posterior can make it too low, and an upper bound clearly below the
+    lower one shows that they have. Autocorrelated draws make its standard error too small.
 
     **What p(y) is.** The integral of the density that NUTS samples, with its constants. Under ``dgp.Likelihood`` with
     ``collapse="bound"``, which takes the expectation of the log density given v, it is the evidence of that program,
@@ -145,7 +145,7 @@ def evidence(
 
     **Hyperparameters.** Those from ``numpyro.sample`` are integrated. Where the guide has a point
     (``dgp.guides.Delta``), runs begin at a Gaussian around it, of scale 0.1 on the unconstrained scale; the bound of
-    such a guide holds a prior density in place of a divergence, and may be above the evidence. Those from
+    such a guide has a prior density in place of a divergence, and may be above the evidence. Those from
     ``numpyro.param`` stay at their values in the fit: the evidence is that of the program with these values, and a
     chain has to have the same.
 
@@ -168,7 +168,7 @@ def evidence(
     Raises:
         ValueError: no fit with a guide, numbers that are not positive integers, a single run, samples that are not
             draws of the sites of this program on these data; a program that subsamples (its log density is an estimate)
-            or observes nothing, a guide that ``for_mcmc`` refuses, ``samples`` with a guide that draws all sites
+            or observes nothing, a guide that ``for_mcmc`` does not take, ``samples`` with a guide that draws all sites
             together (``AutoMultivariateNormal``) or with a ``RingNormal``; weights that are all zero or a NaN density.
 
     Example:
@@ -187,8 +187,7 @@ def evidence(
     for name, count in {"num_chains": num_chains, "num_temperatures": num_temperatures,
                         "num_leapfrogs": num_leapfrogs}.items():  # fmt: skip
         require_count(name, count, "the default")
-    if num_chains < 2:
-        raise expected("num_chains of two or more", num_chains, "a standard error needs them")
+    expect(num_chains >= 2, "num_chains of two or more", num_chains, "a standard error needs them")
     require_key(key)
     do = "evidence(dgp.Posterior(model, guide, result.params), key, X, y); draws of the posterior are samples="
     expect_kind(posterior, Posterior, "a fit with a guide", do)

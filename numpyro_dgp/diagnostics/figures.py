@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from numpyro_dgp._checks import expected
 from numpyro_dgp._typing import ArrayLike
 from numpyro_dgp.diagnostics.calibration import ClassCalibration, Simulated
-from numpyro_dgp.diagnostics.reliability import MANY_UNRELIABLE
 from numpyro_dgp.plots import bounds
 from numpyro_dgp.plots.axes import figure_of, open_axes
 
@@ -43,10 +42,12 @@ class Compared(Protocol):
         """What ``to_arviz`` made, by name."""
 
 
-def comparison(found: Compared) -> Figure:
+def comparison(found: Compared, most_unreliable: float) -> Figure:
     """Bounds, leave-one-out scores with standard errors, Pareto shapes and training curves of several posteriors.
 
-    Open circles are scores without reliable weights for more than a tenth of the data.
+    Args:
+        found: the result.
+        most_unreliable: the share of data with unreliable weights above which scores are open circles.
     """
     table = found.table
     curves = {
@@ -71,7 +72,7 @@ def comparison(found: Compared) -> Figure:
         ax.set(xlabel=label, yticks=rows, yticklabels=table.index if ax is axes[0, 0] else [])
         ax.set_ylim(-0.6, len(rows) - 0.4)
         if column == "loo":
-            doubtful = table["high_k"].to_numpy(float) > MANY_UNRELIABLE
+            doubtful = table["high_k"].to_numpy(float) > most_unreliable
             ax.plot(values[doubtful], rows[doubtful], "o", color="C0", mfc="w", ms=5, zorder=3)
         if column == "khat":
             ax.axvline(_HIGH, color="0.5", lw=1, ls="--")

@@ -143,7 +143,7 @@ def _require_sites(known: LocalSites, sites: Trace, given: Mapping[str, Any]) ->
 
 
 def _dims(name: str, site: Message) -> list[str]:
-    """Names for the dimensions of a site; generic where a dimension has no meaning of its own."""
+    """Names for the dimensions of a site; generic where a dimension has no known meaning."""
     plates = {frame.dim: frame.name for frame in site["cond_indep_stack"]}
     depth = max([-dim for dim in plates], default=0)
     batch = [plates.get(dim, f"{name}_batch_{-dim}") for dim in range(-depth, 0)]

@@ -24,15 +24,13 @@ from numpyro_dgp.predict.posterior import Posterior
 if TYPE_CHECKING:
     from xarray import DataTree
 
-__all__ = ["MANY_UNRELIABLE", "khat", "local_khat", "loo", "pareto_shape"]
+__all__ = ["khat", "local_khat", "loo", "pareto_shape"]
 
 # Classes of ArviZ and xarray, whose annotations are less precise than their documentation.
 ELPDData: TypeAlias = Any
 DataArray: TypeAlias = Any
 # With fewer weights the tail has fewer than five to fit.
 _LEAST = 25
-MANY_UNRELIABLE = 0.1
-"""If more than this share of the data have unreliable weights, a leave-one-out score is."""
 # Log weights that are closer than this, in nats, may be equal up to rounding; others are not, however large they are.
 _ROUNDING = 0.1
 
@@ -140,9 +138,9 @@ def local_khat(
               w_n^{(k)} \sim q(w_n \mid \phi), \quad \phi \sim q(\phi)
 
     Data with :math:`\hat k` above 0.7 have latents whose posterior their q does not cover: give the guide more freedom
-    (``Normal()`` instead of ``Amortised()``), or more importance samples. With ``ImportanceWeighted`` it says whether
+    (``Normal()`` instead of ``Amortised()``), or more importance samples. With ``ImportanceWeighted`` it shows whether
     the proposals work. For hidden layers distributed as in the model the proposal is that distribution, and
-    :math:`\hat k` says whether it is good enough without regard to y. It says nothing about :math:`\phi`.
+    :math:`\hat k` shows whether it is good enough without regard to y. It does not depend on :math:`\phi`.
 
     Args:
         posterior: a fit.
@@ -240,8 +238,7 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
         "draw y inside numpyro.plate, given the values of the functions",
     )
     draws = likelihood.sizes["chain"] * likelihood.sizes["draw"]
-    if draws < _LEAST:
-        raise expected(f"at least {_LEAST} draws", draws, "to_arviz(..., num_samples=1000) is usual")
+    expect(draws >= _LEAST, f"at least {_LEAST} draws", draws, "to_arviz(..., num_samples=1000) is usual")
     if observations is not None and not (isinstance(observations, int) and 0 < observations <= likelihood.shape[-1]):
         raise expected(f"at most as many observations as data, {likelihood.shape[-1]}", repr(observations))
     stats = tree.children.get("sample_stats")

@@ -226,13 +226,13 @@ class Basis(SineBox):
     r"""Sines on an interval, with the spectral density of the kernel as variances of their weights: O(N M), without
     kernel matrices.
 
-    The layer's site holds the M weights v. They determine the function, so that ``f(x)`` has no variance of its own.
+    The layer's site holds the M weights v. They determine the function: Var[f | v] = 0.
     The model is this finite sum, which tends to the process as the interval and the size grow. Hidden values need
-    process noise, ``f(x, noise=s)``, where a guide gives them a posterior of their own, and follow the model otherwise.
+    process noise, ``f(x, noise=s)``, where a guide gives them a distribution, and follow the model otherwise.
 
     A kernel on all D columns has ``size[0] * ... * size[D-1]`` weights, D at most 3. Additive kernels,
     ``k0.on(0) + k1.on(1)``, have ``size[0] + size[1]``, and any number of columns. Summands are stationary kernels with
-    a spectral density, kernels with functions of their own (``Periodic`` and ``Cosine`` by their Fourier series, the
+    a spectral density, kernels with basis functions (``Periodic`` and ``Cosine`` by their Fourier series, the
     constant, one weight, and ``Linear``, one for each column), which know no boundary, and products of these. For a
     periodic kernel a column of size m has the multiples of its frequency up to (m - 1) / 2.
 
@@ -302,9 +302,9 @@ class Basis(SineBox):
             >>> print(basis.low.round(2), basis.high.round(2), basis.size)
             [-1.64] [5.64] (6,)
         """
-        X = known_numbers("inputs of Basis.around", X)
+        X = known_numbers("inputs X", X)
         require_inputs(X)
-        require_finite("inputs of Basis.around", X, "drop or impute the rows with missing values")
+        require_finite("inputs X", X, "drop or impute the rows with missing values")
         longest = lengthscale if longest is None else longest
         for name, value in [("lengthscale", lengthscale), ("longest", longest), ("error", error)]:
             require_positive(name, value, "lengthscales and the error are beyond zero")

@@ -49,19 +49,19 @@ def cumulative(x: ArrayLike, knots: ArrayLike, rates: ArrayLike) -> Array:
     Source: Barnett et al. (2024), there with linear interpolation between knots.
     """
     given = {"inputs": x, "knots": knots, "rates": rates}
-    x, knots, rates = (as_numbers(f"{name} of cumulative", a) for name, a in given.items())
+    x, knots, rates = (as_numbers(name, a) for name, a in given.items())
     expect(
         np.ndim(knots) == 1 and np.size(knots) >= 2 and np.shape(rates) == np.shape(knots),
         "knots (Q,) of one input and a rate for each",
         f"{np.shape(knots)} and {np.shape(rates)}",
         "take one column of the knots, knots[:, 0], and a scalar function for the rates",
     )
-    require_finite("inputs of cumulative", x, "drop or impute the rows with missing values")
+    require_finite("inputs", x, "drop or impute the rows with missing values")
     expect(
         not violated(lambda t: t[1:] > t[:-1], knots), "knots that increase", "some that do not", "jnp.unique(knots)"
     )
     dtype = jnp.result_type(x, knots, rates, float)
-    x, knots, rates = (as_floats(f"{name} of cumulative", given[name]).astype(dtype) for name in given)
+    x, knots, rates = (as_floats(name, given[name]).astype(dtype) for name in given)
     steps, rises = jnp.diff(knots), jnp.diff(rates)
     # How much of each interval lies below x. Sums over intervals keep the rows of x apart, as indices would not.
     share = jnp.clip((x[..., None] - knots[:-1]) / steps, 0, 1)

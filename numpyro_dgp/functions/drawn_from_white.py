@@ -23,8 +23,7 @@ __all__ = ["DrawnFromWhite"]
 class DrawnFromWhite(SiteDistribution):
     """A Gaussian process at given places as a distribution; chains sample it non-centred.
 
-    A subclass says for messages what a ``place`` is called, in which ``order`` values go, and what to do about values
-    that are ``missing``.
+    A subclass gives words for messages: for a ``place``, the order of values, and advice on missing ones.
     """
 
     place: ClassVar[str]

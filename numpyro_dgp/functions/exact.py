@@ -34,7 +34,7 @@ class Exact:
 
 @pytree
 class ExactFunction:
-    """An exact Gaussian process, ``dgp.gp(..., inducing=None)``: it opens no site of its own.
+    """An exact Gaussian process, ``dgp.gp(..., inducing=None)``: it opens no site.
 
     Its values are drawn at all inputs at once, outside the data plate:
     ``v = numpyro.sample("v", f(X))``. Exact regression is ``numpyro.sample("y", f(X, noise=s), obs=y)``.

@@ -28,7 +28,7 @@ def checked_inputs(x: ArrayLike, dims: int | None, noise: ArrayLike | None) -> A
     x = as_numbers("inputs of f(x)", x)
     require_inputs(x, dims)
     expect(0 not in np.shape(x), "at least one row and column", f"shape {np.shape(x)}", "X is empty", at="f(x)")
-    if is_concrete(x):  # of traced ones a fit says it by its loss, and a compiled check would need all hidden layers
+    if is_concrete(x):  # of traced ones the loss is NaN, and a compiled check would need all hidden layers
         require_finite("inputs of f(x)", x, _DATA_HINT)
         require_squares("inputs of f(x)", x)
     if noise is not None:

@@ -2,7 +2,7 @@ r"""Distributions of function values: at each input on its own (``FunctionValues
 inputs of a call together (``ProcessValues``, where the rows are part of the event).
 
 The first represent :math:`p(f(x) \mid v)` and, while a :class:`~numpyro_dgp.extend.Belief` q(v) is
-integrated out, the *spread*: the variance that q(v) adds. Samples come from the sum. ``log_prob`` is
+integrated out, the variance that q(v) adds, ``spread``. Samples come from the sum. ``log_prob`` is
 :math:`E_{q(v)}[\log p(f(x) \mid v)]`, the log density itself when v is known.
 """
 
@@ -189,7 +189,7 @@ class FunctionValues(Values):
     Args:
         loc: means, (..., P), or (...,) for a scalar function.
         conditional_variance: variances given u, including process noise; broadcasts against ``loc``.
-        spread: variances that a belief about u adds, or ``None``.
+        spread: :math:`\operatorname{Var}_{q(u)} E[f \mid u]`, the variances that a belief about u adds, or ``None``.
         event_dim: 1 for vector-valued functions, 0 for scalar ones.
         total: the sum of the two variances, if it was computed directly.
         origin: which function these are values of, and where.
@@ -228,7 +228,7 @@ class FunctionValues(Values):
         if intermediates and self.spread is None:
             square = jnp.square(intermediates[0])  # of a draw, (h - mu)^2 / c = eps^2 to the last digit
         else:
-            # E_q (h - mu(v))^2 / c: the spread is the variance of mu(v) under q(v).
+            # E_q (h - mu(v))^2 / c, where spread = Var_q[mu(v)]
             square = (jnp.square(value - self.loc) + (0 if self.spread is None else self.spread)) / c
         return sum_event(-0.5 * (square + jnp.log(2 * math.pi * c)), self.event_dim)  # E_q log N(h; mu(v), c)
 
@@ -282,13 +282,13 @@ class FunctionValues(Values):
 class MixedValues(FunctionValues):
     r"""Linear mixtures of independent functions, :math:`f(x) = W g(x)`: correlated outputs under a ``Likelihood``.
 
-    ``g(x).mix(W)`` makes it. With :math:`g_q(x) \sim N(\mu_q, \sigma_q^2)`, where :math:`\sigma_q^2` is the conditional
-    variance and the spread together, the mixtures have marginals
+    ``g(x).mix(W)`` makes it. With :math:`g_q(x) \sim N(\mu_q, \sigma_q^2)`, where :math:`\sigma_q^2` is the total
+    variance, the mixtures have marginals
     :math:`f_p(x) \sim N(\sum_q W_{pq} \mu_q, \sum_q W_{pq}^2 \sigma_q^2)`, which is all that the expected log density
     of a likelihood that factorises over outputs needs: ``loc``, ``conditional_variance`` and ``spread`` are the
     marginal ones. Draws and the log density of several outputs together use their covariance
     :math:`W \,\mathrm{diag}(\sigma^2)\, W^\top`. A shared kernel k gives the outputs the covariance
-    :math:`(W W^\top) \otimes k`, kernels of their own the linear model of coregionalisation,
+    :math:`(W W^\top) \otimes k`, one kernel for each the linear model of coregionalisation,
     :math:`\sum_q W_{pq} W_{p'q} k_q`.
 
     Args:
@@ -361,7 +361,7 @@ class MixedValues(FunctionValues):
     ) -> Array:
         r"""The log density of y under :meth:`observed`, for the observed columns or all.
 
-        A column that is left out gets a factor :math:`N(y_p; y_p, 1)` of its own, which is taken off again.
+        A column that is left out gets a factor :math:`N(y_p; y_p, 1)`, which is divided out again.
         """
         if observed is None:
             return self.observed(mean, slope, scale).log_prob(y)
@@ -387,7 +387,7 @@ class MixedValues(FunctionValues):
 def _refuse_site() -> NoReturn:
     raise expected(
         "mixed values inside dgp.Likelihood",
-        "a site that holds them",
+        "them at a site",
         'for a hidden layer mix a draw, g = numpyro.sample("g", f(x)); h = mean(x) + g @ P.T',
         at="mix",
     )
@@ -395,7 +395,7 @@ def _refuse_site() -> NoReturn:
 
 @kl_divergence.register(FunctionValues, FunctionValues)
 def _kl_values(q: FunctionValues, p: FunctionValues) -> Array:
-    r"""KL between independent Gaussians, with :math:`E_{q(u)}` of the second where it has a spread."""
+    r"""KL between independent Gaussians, with :math:`E_{q(u)}` of the second where its mean is uncertain."""
     # E (m_q - m_p(v))^2 = (m_q - m_p)^2 + spread
     square = jnp.square(q.loc - p.loc) + (0 if p.spread is None else p.spread)
     return sum_event(expected_kl(q.variance, square, p.conditional_variance), q.event_dim)
@@ -404,7 +404,7 @@ def _kl_values(q: FunctionValues, p: FunctionValues) -> Array:
 class ProcessValues(Values):
     """Values of P independent functions at N inputs together: event shape (N, P), or (N,) for a scalar function.
 
-    A subclass says how they are correlated: :class:`~numpyro_dgp.extend.JointValues` by covariances.
+    A subclass defines their correlations: :class:`~numpyro_dgp.functions.joint_values.JointValues` by covariances.
 
     Raises:
         ValueError: by :meth:`residual`, from which a density begins, for values of another shape than the event's; by

@@ -48,12 +48,12 @@ def open_in_plate(
         ValueError: a plate that takes some groups at a time; a kernel or inducing inputs that do not fit the groups.
     """
     L, dims = groups.size, Z.shape[-1]
-    if groups.subsample_size != L:
-        raise expected(
-            "a plate of all groups",
-            f"{groups.subsample_size} of {L} in plate {groups.name!r}",
-            "leave subsample_size out there, and take some rows at a time in the plate of the rows",
-        )
+    expect(
+        groups.subsample_size == L,
+        "a plate of all groups",
+        f"{groups.subsample_size} of {L} in plate {groups.name!r}",
+        "leave subsample_size out there, and take some rows at a time in the plate of the rows",
+    )
     if not shared(kernels):
         raise expected(
             f"one kernel in plate {groups.name!r}",
@@ -181,15 +181,15 @@ class GroupedFunction(InducedFunction):
     def moments(self, rows: Array) -> Moments:
         if self.v.whole is not None:
             return super().moments(rows)
-        # A row takes the (M, M) factors of its own group.
+        # A row takes the (M, M) factors of its group.
         return in_blocks(self.block_moments(rows), rows, cells=self.Z.shape[-2] ** 2)
 
     def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
         def moments(rows: Array) -> Moments:
             A, labels = self.blocks(rows)
-            open_ = self.conditional_variance(rows, A)[:, None]
+            conditional = self.conditional_variance(rows, A)[:, None]
             loc, spread = self.v.moments_of_block(A, labels)  # a' m_g and a' Sigma_g a (N, P)
-            return loc, jnp.broadcast_to(open_, loc.shape), spread, None
+            return loc, jnp.broadcast_to(conditional, loc.shape), spread, None
 
         return moments
 

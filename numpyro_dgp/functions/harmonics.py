@@ -57,8 +57,8 @@ class Harmonics(Checked):
 
     For kernels of directions: :class:`~numpyro_dgp.kernels.Zonal` and :class:`~numpyro_dgp.kernels.ArcCosine`, which
     add a bias to the D columns and look at the direction in D + 1 dimensions, and for places on the earth
-    :class:`~numpyro_dgp.kernels.Chordal` and :class:`~numpyro_dgp.kernels.GreatCircle`. The layer's site holds the
-    whitened weights v of all harmonics of the degrees that are kept. All others are what is open given v, with
+    :class:`~numpyro_dgp.kernels.Chordal` and :class:`~numpyro_dgp.kernels.GreatCircle`. The layer's site has the
+    whitened weights v of all harmonics of the degrees that are kept. All others make the conditional variance
 
     .. math:: \operatorname{var}[f(x) \mid v] = r(x)^2 \Bigl( \kappa(0) - \sum_{l\ \mathrm{kept}} a_l \Bigr),
 
@@ -282,30 +282,30 @@ class HarmonicFunction(InducedFunction):
         r"""Of the degrees of v by their weights, of the others by random zonal functions :math:`P_l(\hat x \cdot w)`.
 
         A function takes its degree l with a probability in proportion to :math:`a_l`, and its direction w at random:
-        its covariance is that of the part. What is beyond the last degree that is looked at counts as one degree more.
+        its covariance is that of the part. All degrees beyond the last one that is evaluated count as one more.
         """
         P, num = weights.shape
         own, degree_key, direction_key = jax.random.split(key, 3)
         v = jax.random.normal(own, (P, self.size), weights.dtype)
         last = max(self.degrees) + _BEYOND
-        # Degrees that v does not have, up to L; L + 1 stands for all beyond.
-        open_ = np.setdiff1d(np.arange(last + 2), self.degrees)
+        # Degrees that v does not have, up to L; L + 1 represents all beyond.
+        absent = np.setdiff1d(np.arange(last + 2), self.degrees)
         ends = jax.random.normal(direction_key, (self.sphere, num), rows.dtype)
         ends = ends / jnp.linalg.norm(ends, axis=0)  # w, uniform on the sphere (E, num)
 
         def of(kernel: ZonalKernel, shares: Array) -> Array:
             kernel = kernel.cast(rows.dtype)
             total = _at_angle_zero(kernel, rows.dtype)
-            # a_l of the open degrees, and what is left of kappa(0) beyond L.
-            left = jnp.append(shares, jnp.maximum(total - shares.sum(), _NOTHING * total))[open_]
+            # a_l of the absent degrees, and the rest of kappa(0) beyond L.
+            left = jnp.append(shares, jnp.maximum(total - shares.sum(), _NOTHING * total))[absent]
             which = jax.random.categorical(degree_key, jnp.log(left), shape=(num,))
             cosine = matmul(kernel.directions(rows), ends)
             found, polynomials = jnp.zeros_like(cosine), zonal_polynomials(self.sphere, cosine)
             for degree in range(last + 2):
                 # E_w[N_l P_l(x . w) P_l(x' . w)] = P_l(x . x')
                 polynomial = next(polynomials) * num_harmonics(self.sphere, degree) ** 0.5
-                if degree in open_:
-                    found = jnp.where(which == np.searchsorted(open_, degree), polynomial, found)
+                if degree in absent:
+                    found = jnp.where(which == np.searchsorted(absent, degree), polynomial, found)
             # r(x) sqrt(sum_l a_l) sqrt(N_l) P_l(x . w), of degree l with probability a_l / sum_l a_l
             return kernel.factor(rows)[:, None] * jnp.sqrt(left.sum()) * found
 

@@ -43,7 +43,7 @@ __all__ = ["FunctionalOf", "InducedFunction"]
 class InducedFunction(FeatureFunction):
     r"""A random function that is represented by whitened values v; subclasses define its features.
 
-    A subclass is a frozen pytree (``_typing.pytree``) with the fields below and five members of its own: ``size``,
+    A subclass is a frozen pytree (``_typing.pytree``) with the fields below that defines five members: ``size``,
     ``dims``, :meth:`features`, :meth:`prior_variance` and :meth:`covariance`. Importance weights also need
     :meth:`held`, draws of whole functions :meth:`prior_draw`, new data :meth:`whitened_values_of`.
     If v determines the function, set ``determined``; no :meth:`prior_draw` is needed.

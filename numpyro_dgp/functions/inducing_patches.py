@@ -31,13 +31,14 @@ class InducingPatches(Points):
 
     .. math:: A(x) = \operatorname{Cov}[f(x), v] = \sum_r w_r\, k_g(x^{[r]}, Z)\, L^{-\top} .
 
-    A patch has fewer numbers than an image, so that a hundred of them say more than a hundred images. A hidden layer
+    A patch has fewer pixels than an image, so that a hundred of them are more informative than a hundred
+    images. A hidden layer
     with the responses of single patches as outputs is one with ``dgp.Points(Z)`` on ``patches(x)``.
 
     Args:
         Z: inducing patches (M, D), with their places where patches have places, or (P, M, D) for separate ones per
             output; :func:`~numpyro_dgp.initial.inducing_patches` finds some.
-        learn: make ``Z`` a ``numpyro.param`` called ``"<name>_Z"``, learned with everything else.
+        learn: make ``Z`` a ``numpyro.param`` called ``"<name>_Z"``, optimised with everything else.
 
     Raises:
         ValueError: ``Z`` has another shape, or NaN or infinite entries; in ``dgp.gp``, a kernel that is not

@@ -31,12 +31,12 @@ __all__ = [
 
 
 class JointValues(ProcessValues):
-    """Values of P independent functions with their correlations over the last batch dimension.
+    r"""Values of P independent functions with their correlations over the last batch dimension.
 
     Args:
         loc: means (..., N, P), or (..., N) for a scalar function.
         conditional_covariance: covariances given u (..., P, N, N), P = 1 where outputs share it.
-        spread: covariances that a belief about u adds (..., P, N, N), or ``None``.
+        spread: :math:`\operatorname{Cov}_{q(u)} E[f \mid u]`, what a belief about u adds (..., P, N, N), or ``None``.
         event_dim: 2 for vector-valued functions, 1 for scalar ones.
         scale: variances (..., P, 1) that rounding of the covariances is relative to, where those are differences of
             larger ones (``linalg.rounding_scale``); by default their own.

@@ -55,8 +55,8 @@ class Standardizer:
 
     def __post_init__(self) -> None:
         for name, given in (("loc", self.loc), ("scale", self.scale)):
-            value = as_numbers(f"{name} of Standardizer", given)
-            require_finite(f"{name} of Standardizer", value, "Standardizer.fit(values) finds both")
+            value = as_numbers(name, given)
+            require_finite(name, value, "Standardizer.fit(values) finds both")
             object.__setattr__(self, name, value)
         require_positive("scale", self.scale, "Standardizer.fit(values) finds one")
 
@@ -83,7 +83,7 @@ class Standardizer:
         if weights is None:
             loc, scale = rows.mean(0), rows.std(0)
         else:
-            counts = known_numbers("weights of Standardizer.fit", weights)
+            counts = known_numbers("weights", weights)
             if counts.shape != rows.shape[:1] or not ((counts >= 0) & np.isfinite(counts)).all() or not counts.any():
                 raise expected(
                     f"weights of shape {rows.shape[:1]}, none of them negative and one positive",
@@ -193,9 +193,9 @@ def kmeans(X: ArrayLike, num_inducing: int, *, seed: int = 0, labels: Sequence[i
 
     Source: Salimbeni (2020), section 2.4.
     """
-    X = known_numbers("inputs of kmeans", X)
+    X = known_numbers("inputs X", X)
     require_inputs(X)
-    require_finite("inputs of kmeans", X, "drop or impute the rows with missing values")
+    require_finite("inputs X", X, "drop or impute the rows with missing values")
     X = X if X.dtype.kind == "f" else X.astype(float)
     expect(
         isinstance(seed, int | np.integer) and seed >= 0, "seed to be an integer, zero or more", repr(seed), "seed=0"
@@ -231,10 +231,10 @@ def _clusters(rows: np.ndarray, count: int, rng: np.random.Generator) -> tuple[n
 def _central_rows(rows: np.ndarray, count: int, labels: list[int], rng: np.random.Generator) -> np.ndarray:
     """Of at most ``count`` clusters of ``rows``, in each the row nearest to the centre."""
     numbers = np.delete(rows, labels, axis=1).astype(float)
-    spread = numbers.std(0).mean() if numbers.size else 1.0
+    sd = numbers.std(0).mean() if numbers.size else 1.0
     codes = [rows[:, d, None] == np.unique(rows[:, d]) for d in labels]
     # Rows that differ in one label are |sqrt(1/2) s (e_a - e_b)| = s apart.
-    places = np.hstack([numbers, *(math.sqrt(0.5) * (spread or 1.0) * code for code in codes)])
+    places = np.hstack([numbers, *(math.sqrt(0.5) * (sd or 1.0) * code for code in codes)])
     centres, cluster = _clusters(places, count, rng)
     distance = np.square(places - centres[cluster]).sum(1)
     order = np.lexsort((distance, cluster))  # cluster by cluster, nearest to the centre first
@@ -332,9 +332,9 @@ def layers(
 
     Source: Salimbeni (2020), sections 2.4 and 5.2.5.
     """
-    inputs = known_numbers("inputs of initial.layers", X)
+    inputs = known_numbers("inputs X", X)
     require_inputs(inputs)
-    as_array("inputs of initial.layers", inputs)  # the layers are computed in the precision of JAX
+    as_array("inputs X", inputs)  # the layers are computed in the precision of JAX
     warn_of_units("inputs", inputs)
     starts, named = [], _columns("labels", labels, inputs)
     for width in [*widths, None]:

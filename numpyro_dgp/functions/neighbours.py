@@ -58,7 +58,7 @@ class NeighbourValues(ProcessValues):
     Args:
         loc: means m(x) (..., N, P), or (..., N) for a scalar function.
         weights: :math:`b_i` (..., P, N, C), P = 1 where outputs share them.
-        open_variance: :math:`d_i`, variances given the others (..., P, N).
+        conditional_variance: :math:`d_i`, variances given the others (..., P, N).
         sets: the others.
         event_dim: 2 for vector-valued functions, 1 for scalar ones.
         origin: which function these are values of, and where.
@@ -66,29 +66,29 @@ class NeighbourValues(ProcessValues):
     Source: Vecchia (1988); Katzfuss and Guinness (2021).
     """
 
-    pytree_data_fields: tuple[str, ...] = ("weights", "open_variance", "sets")
+    pytree_data_fields: tuple[str, ...] = ("weights", "conditional_variance", "sets")
     suggested_rule = "dgp.guides.SparseFactor()"
 
     def __init__(
         self,
         loc: Array,
         weights: Array,
-        open_variance: Array,
+        conditional_variance: Array,
         sets: ConditioningSets,
         event_dim: int = 2,
         origin: Origin | None = None,
     ) -> None:
-        self.weights, self.open_variance, self.sets = weights, open_variance, sets
+        self.weights, self.conditional_variance, self.sets = weights, conditional_variance, sets
         super().__init__(loc, event_dim, origin)
 
     def whitened(self, residual: Array) -> Array:
         r"""The whitened residuals :math:`D^{-1/2} (I - B)\, r`, a priori N(0, 1): (..., P, N)."""
-        return self._open(residual) / jnp.sqrt(self.open_variance)
+        return self._innovations(residual) / jnp.sqrt(self.conditional_variance)
 
     def correlated(self, v: Array) -> Array:
         r"""Residuals from standard normal numbers, :math:`(I - B)^{-1} D^{1/2} v` (..., P, N)."""
         # (I - B) u = D^1/2 v, solved for u in the order of the values.
-        scaled = jnp.sqrt(self.open_variance) * v
+        scaled = jnp.sqrt(self.conditional_variance) * v
         return values_last(in_order(self.sets, self._weights(scaled), values_first(scaled)))
 
     def from_white(self, white: Array) -> Array:
@@ -105,15 +105,15 @@ class NeighbourValues(ProcessValues):
     @property
     def half_log_variance(self) -> Array:
         """Half the logarithms of the variances given the others (..., P, N)."""
-        return 0.5 * jnp.log(self.open_variance)
+        return 0.5 * jnp.log(self.conditional_variance)
 
     def precision_times(self, residual: Array) -> Array:
         # C^-1 r = (I - B)' D^-1 (I - B) r
-        scaled = self._open(self.to_output_major(residual)) / self.open_variance
+        scaled = self._innovations(self.to_output_major(residual)) / self.conditional_variance
         first = values_first(scaled)
         return self.to_value(values_last(first - onto_neighbours(self.sets, self._weights(scaled), first)))
 
-    def _open(self, residual: Array) -> Array:
+    def _innovations(self, residual: Array) -> Array:
         """Residuals minus their conditional means given the neighbours (..., P, N)."""
         first = values_first(residual)
         return values_last(first - from_neighbours(self.sets, self._weights(residual), first))  # (I - B) r
@@ -126,7 +126,7 @@ class NeighbourValues(ProcessValues):
     def _expanded(self, batch: tuple[int, ...]) -> NeighbourValues:
         loc = jnp.broadcast_to(self.loc, batch + self.event_shape)
         weights = jnp.broadcast_to(self.weights, batch + self.weights.shape[-3:])
-        variance = jnp.broadcast_to(self.open_variance, batch + self.open_variance.shape[-2:])
+        variance = jnp.broadcast_to(self.conditional_variance, batch + self.conditional_variance.shape[-2:])
         found = type(self)(loc, weights, variance, self.sets, self.event_dim, self.origin)
         found.follows_model = self.follows_model
         return found
@@ -277,7 +277,7 @@ class Neighbours(Checked):
     move, ``neighbours.refreshed(h)`` finds them anew. Time is O(N num³), memory O(N num²).
 
     Args:
-        X: inputs (N, D) that say which rows are near to each other, by Euclidean distance: columns of different units
+        X: inputs (N, D) that define which rows are neighbours, by Euclidean distance: columns of different units
             want to be divided by lengthscales first.
         num: neighbours of each value; with N - 1 the process is exact at the data, with N at new inputs too.
         order: ``"maxmin"``, each row as far as possible from those before it; ``"coordinate"``, sorted by columns;
@@ -313,15 +313,15 @@ class Neighbours(Checked):
             "a traced array",
             ("make it outside of the program, near = dgp.Neighbours(X), and do not pass X as an argument of the model"),
         )
-        X = np.asarray(as_numbers("inputs of Neighbours", self.X))
+        X = np.asarray(as_numbers("inputs X", self.X))
         expect(
             X.ndim == 2 and len(X) >= 2 and X.shape[1],
             "inputs of shape (N, D), two rows or more",
             f"shape {X.shape}",
             "a single input column is X[:, None]",
         )
-        require_finite("inputs X of Neighbours", X, "drop, impute or mask the rows with missing values")
-        require_squares("inputs X of Neighbours", X)
+        require_finite("inputs X", X, "drop, impute or mask the rows with missing values")
+        require_squares("inputs X", X)
         order = _order(self.order, X)
         object.__setattr__(self, "X", X)
         object.__setattr__(self, "order", self.order if isinstance(self.order, str) else tuple(order.tolist()))

@@ -56,7 +56,7 @@ class Points(Checked):
     Args:
         Z: inducing inputs (M, D) in the units of the layer's inputs, or (P, M, D) for separate ones per
             output.
-        learn: make ``Z`` a ``numpyro.param`` called ``"<name>_Z"``, learned with everything else.
+        learn: make ``Z`` a ``numpyro.param`` called ``"<name>_Z"``, optimised with everything else.
 
     Raises:
         ValueError: ``Z`` has another shape, or NaN or infinite entries; with ``learn``, a site of the program that is
@@ -76,10 +76,10 @@ class Points(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "Z", own_numbers(f"inducing inputs of {type(self).__name__}", self.Z))
+        object.__setattr__(self, "Z", own_numbers("inducing inputs Z", self.Z))
         expect(
             np.ndim(self.Z) in (2, 3) and 0 not in np.shape(self.Z),
-            f"{type(self).__name__}(Z) of shape (M, D), or (P, M, D) for separate inputs per output",
+            "Z of shape (M, D), or (P, M, D) for separate inputs per output",
             np.shape(self.Z),
             "for one input column write Z[:, None]",
         )
@@ -88,7 +88,7 @@ class Points(Checked):
 
     def open(self, name: str, kernels: Kernels, outputs: int | None, mean: Mean) -> SparseFunction | GroupedFunction:
         """Open the sites of layer ``name`` and return its random function; in a plate, one for each of its groups."""
-        Z = as_floats(f"inducing inputs of gp {name!r}", self.Z)
+        Z = as_floats("inducing inputs Z", self.Z)
         plates = plates_around()
         in_groups = len(plates) == 1
         expect(
@@ -260,11 +260,11 @@ class SparseFunction(InducedFunction):
             values = (self.mean_at(theirs.Z) - other.mean_at(theirs.Z)).reshape(len(theirs.Z), -1)
             means = values if output is None else values[:, output, None]
             found.append((*_whitened_values(ours, theirs), whiten_columns(theirs.whiten, means)))
-        A, open_, shift = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
+        A, conditional, shift = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
         known = self.by_output(self.v.loc)
         spread = self.v.spread_covariance(A)
         # A m + shift, and C + A Sigma A'
-        return matmul(A, known[..., None])[..., 0] + shift, open_ if spread is None else open_ + spread
+        return matmul(A, known[..., None])[..., 0] + shift, conditional if spread is None else conditional + spread
 
 
 @pytree

@@ -32,7 +32,7 @@ _SLOPE = DirectionalSlope()
 class PointsAndSlopes(Checked):
     r"""Inducing values and slopes: a function is represented by :math:`f(z_m)` and :math:`e_s^\top \nabla f(t_s)`.
 
-    A slope says as much as a second value next to the first, without two inducing inputs that are nearly the same. It
+    A slope is as informative as a second value next to the first, without two nearly equal inducing inputs. It
     suits layers whose slopes are observed, functions that are wanted together with their gradient, and few inducing
     inputs in places where the function is steep. The layer's site holds the whitened values v of both, with
     :math:`u = D L v`, where D are the prior standard deviations of values and slopes, and :math:`L L^\top` are their
@@ -43,7 +43,7 @@ class PointsAndSlopes(Checked):
         at: inputs of the slopes (S, D), t.
         directions: e, one for each slope (S, D), or the same for all (D,); may be left out where D = 1.
         learn: make ``Z``, ``at`` and ``directions`` parameters, ``"<name>_Z"``, ``"<name>_at"`` and
-            ``"<name>_directions"``, learned with everything else.
+            ``"<name>_directions"``, optimised with everything else.
 
     Raises:
         ValueError: arrays of other shapes, NaN or infinite entries, a direction of length zero; where the layer is
@@ -108,7 +108,7 @@ class PointsAndSlopes(Checked):
             >>> PointsAndSlopes.with_gradients(np.zeros((5, 3))).at.shape
             (15, 3)
         """
-        Z = as_numbers("Z of PointsAndSlopes.with_gradients", Z)
+        Z = as_numbers("Z", Z)
         expect(np.ndim(Z) == 2, "inputs Z of shape (M, D)", np.shape(Z), "for one column write Z[:, None]")
         M, D = np.shape(Z)
         # Slopes along e_1, ..., e_D at z_1, then at z_2, ...

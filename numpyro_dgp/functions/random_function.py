@@ -95,7 +95,7 @@ class Representation(Protocol):
 
     .. math:: p(f(x) \mid v) = N\bigl(m(x) + A(x)\, v,\; k(x, x) - A(x) A(x)^\top\bigr) .
 
-    ``dgp.Points`` and ``dgp.Grid`` are representations; ``None`` stands for an exact process, which opens no site. A
+    ``dgp.Points`` and ``dgp.Grid`` are representations; ``None`` gives an exact process, which opens no site. A
     new representation is a class with this method and a subclass of
     :class:`~numpyro_dgp.extend.InducedFunction` (``docs/extending.md``).
 
@@ -137,7 +137,7 @@ class FeatureFunction:
     """A random function that is represented by whitened values v through its features.
 
     Here is what follows from the features: values at inputs, each on its own or jointly, under any belief about v, and
-    draws. :class:`~numpyro_dgp.extend.InducedFunction` says what a subclass defines.
+    draws. :class:`~numpyro_dgp.extend.InducedFunction` lists what a subclass defines.
     """
 
     kernels: Kernels
@@ -163,7 +163,7 @@ class FeatureFunction:
 
     @property
     def outputs_differ(self) -> bool:
-        """Whether outputs have features of their own."""
+        """Whether outputs have different features."""
         return not shared(self.kernels)
 
     @property
@@ -181,7 +181,7 @@ class FeatureFunction:
         Bounds that integrate uncertain inputs in closed form need it.
 
         Args:
-            output: its number, or ``None`` for one that stands for all.
+            output: its index, or ``None`` where all have the same.
         """
         return None
 
@@ -197,7 +197,7 @@ class FeatureFunction:
 
     @property
     def blocked(self) -> bool:
-        """Whether v falls into blocks, as many as an attribute ``groups`` says, of which every row depends on one."""
+        """Whether v falls into blocks, one for each of ``groups``, such that every row depends on one."""
         return False
 
     def blocks(self, rows: Array) -> tuple[Array, Array]:
@@ -283,7 +283,7 @@ class FeatureFunction:
         prior = self.covariance(x)
         whole = self.v.whole is not None
         conditional = jnp.zeros_like(prior) if whole or self.determined else prior - matmul(A, A.mT)  # k(x, x) - A A'
-        # Rounding of that difference is relative to k(x, x), not to what is left of it.
+        # Rounding of that difference is relative to k(x, x), not to the difference.
         scale = rounding_scale(jnp.diagonal(prior, axis1=-2, axis2=-1), noise_variance(noise, loc.dtype))
         spread = jax.vmap(self.v.spread_covariance)(A.reshape(-1, *A.shape[-3:]))  # A Sigma A'
         if spread is not None:

@@ -279,7 +279,7 @@ class KernelSeries:
         """The functions of a kernel on a box.
 
         Args:
-            kernel: made of kernels with a spectral density, or with functions of their own.
+            kernel: made of kernels with a spectral density, or with basis functions.
             box: where they live.
 
         Raises:

@@ -13,7 +13,7 @@ class SiteDistribution(dist.Distribution):
     """A distribution of this package. What it does not declare of a site has the defaults below.
 
     Its arrays, as the leaves of a pytree, are in the order of their names. NumPyro takes the order of a set, which is
-    another one in every process, unless ``PYTHONHASHSEED`` says which. A program that stacks, maps or branches over
+    another one in every process, unless ``PYTHONHASHSEED`` fixes it. A program that stacks, maps or branches over
     such distributions would be another program in the next process, and no checkpoint of it could be continued there.
     """
 
@@ -55,7 +55,7 @@ class SiteDistribution(dist.Distribution):
 
     @property
     def by_function(self) -> tuple[SiteDistribution, ...]:
-        """The values by function; a likelihood may see several."""
+        """The values by function; a likelihood may depend on several."""
         return (self,)
 
 

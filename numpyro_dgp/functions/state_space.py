@@ -165,11 +165,10 @@ class StateFunction(InducedFunction):
         return variances(self.kernels, rows)
 
     def conditional_variance(self, rows: Array, A: Array) -> Array:
-        return self._open(rows, [s.place(rows[:, 0]) for s in self.states])
+        return self._conditional_variance(rows, [s.place(rows[:, 0]) for s in self.states])
 
-    def _open(self, rows: Array, places: list[_Place]) -> Array:
-        """The conditional variance given the states around an input, with the variance that the states lack of the
-        kernel's."""
+    def _conditional_variance(self, rows: Array, places: list[_Place]) -> Array:
+        """Var[f | states around an input], with the variance of the kernel that the states lack."""
         prior = self.prior_variance(rows)
         forms = [s.form for s in self.states]
         # h' P h, the variance of the states: less than k(x, x) where waves of a kernel are left out.
@@ -190,7 +189,7 @@ class StateFunction(InducedFunction):
             loc = self._draw(self.v.whole, self._through(places), rows)
             return loc, jnp.zeros_like(loc), None, None
         loc = self._through(places)(self.by_output(self.v.loc))
-        conditional = jnp.atleast_2d(self._open(rows, places)).T
+        conditional = jnp.atleast_2d(self._conditional_variance(rows, places)).T
         return loc, jnp.broadcast_to(conditional, loc.shape), None, None
 
     def _through(self, places: list[_Place]) -> Callable[[Array], Array]:
@@ -336,7 +335,7 @@ class StateSpaceNormal(DrawnFromWhite):
 
     ``log_prob`` is the log evidence of exact regression, by a Kalman filter in O(N d^3) for a kernel with d states; no
     matrix of the data is built. Times may have any spacing and may repeat, which takes the place of gaps on a grid:
-    what is missing is left out, or marked in ``observed`` to be predicted. With ``noise=None`` it is the process
+    missing values are left out, or marked in ``observed`` to be predicted. With ``noise=None`` it is the process
     itself, to use as a latent; under NUTS put ``dgp.for_mcmc(model)`` around the program, which samples it by
     independent N(0, 1) numbers (``NonCentered``), d per time.
 
@@ -435,7 +434,7 @@ class StateSpaceNormal(DrawnFromWhite):
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
         residual = self._residual(value)
-        time = passing(self.times[self.present], self.loc.dtype)  # what is not observed says nothing
+        time = passing(self.times[self.present], self.loc.dtype)  # unobserved times do not enter
 
         def evidence(residual: Array) -> Array:
             observed = Observed(time, residual, self.noise_variance, jnp.ones_like(residual))

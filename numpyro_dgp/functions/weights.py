@@ -102,7 +102,7 @@ class StandardNormal(SiteDistribution):
 
 
 class InducingPrior(StandardNormal):
-    """The prior of whitened inducing values; ``site_kind`` says so to guides."""
+    """The prior of whitened inducing values, which guides recognise by ``site_kind``."""
 
     suggested_rule = "dgp.guides.Full()"
     site_kind = "inducing"
@@ -113,7 +113,7 @@ class Weights(Protocol):
     r"""The interface of the value at a layer's site: the mean m and the covariance :math:`\Sigma` of v.
 
     At inputs with the features A, the function has the mean :math:`A m`, and v adds :math:`A \Sigma A^\top` to its
-    covariance. Known values add nothing: what they would add is ``None``.
+    covariance. Known values add nothing: the methods return ``None``.
     """
 
     @property
@@ -155,8 +155,8 @@ class Weights(Protocol):
 class Belief(SiteDistribution):
     r"""A Gaussian over whitened inducing values, event shape (P, M) or (M,).
 
-    Subclasses say what the Gaussian adds to the covariance of the function at inputs whose whitened
-    cross-covariance is :math:`A = k(x, Z) L^{-\top}`: the spread :math:`A \Sigma A^\top`.
+    Subclasses compute what the Gaussian adds to the covariance of the function at inputs with the whitened
+    cross-covariance :math:`A = k(x, Z) L^{-\top}`, :math:`A \Sigma A^\top`.
     """
 
     loc: Array

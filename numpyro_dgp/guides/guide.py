@@ -191,7 +191,7 @@ class Guide(AnyGuide):
         return draw(jax.random.split(rng_key, sample_shape) if sample_shape else rng_key)
 
     def median(self, params: dict[str, Array], *args: Any, **kwargs: Any) -> dict[str, Array]:
-        """Medians of the sites that have a variational distribution of their own: ``{site: median}``.
+        """Medians of the sites with a variational distribution: ``{site: median}``.
 
         Args:
             params: parameters, from ``svi_result.params``.
@@ -207,7 +207,7 @@ class Guide(AnyGuide):
         return others | {name: value[0] for name, value in found.items()}
 
     def quantiles(self, params: dict[str, Array], quantiles: Any, *args: Any, **kwargs: Any) -> dict[str, Array]:
-        """Quantiles of the sites that have a variational distribution of their own.
+        """Quantiles of the sites with a variational distribution.
 
         Hidden layers with the model's own conditional have none, nor have values whose posterior depends on those of
         other sites, such as inducing values drawn below them, or is a mixture: draw them with :meth:`sample_posterior`.
@@ -261,13 +261,13 @@ class Guide(AnyGuide):
             return {name: _quantiles(unwrap(sites[name]["fn"]), quantiles) for name in self._own(sites)}
 
         traced, found = jax.make_jaxpr(of_draw, return_shape=True)(jax.random.key(0))
-        # What depends on the key is given a draw of another site, and says nothing of the site alone.
+        # A quantile that depends on the key is conditional on a draw of another site.
         values = dict(zip(sorted(found), jaxpr_as_fun(traced)(jax.random.key(0)), strict=True))
         depends = {n: any(dce_jaxpr(traced.jaxpr, [n == other for other in values])[1]) for n in values}
         return {name: value for name, value in values.items() if not depends[name]}
 
     def _own(self, sites: Trace) -> list[str]:
-        """The sites that have a distribution of their own with quantiles."""
+        """The sites with a variational distribution that has quantiles."""
         records = {name: record_of(site) for name, site in sites.items()}
         own = [name for name, record in records.items() if record.is_variational and not record.follows]
         own = [name for name in own if not isinstance(unwrap(sites[name]["fn"]), Stratified)]

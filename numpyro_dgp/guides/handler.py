@@ -110,7 +110,7 @@ class GuideConfig:
         return dataclasses.replace(self, rules=rules, sites={n: change(rule) for n, rule in self.sites.items()})
 
     def are_shared(self, msg: Message) -> bool:
-        """Whether a site is one of the ``other`` kind and has no rule of its own."""
+        """Whether a site is one of the ``other`` kind without a rule in ``sites``."""
         return msg["name"] not in self.sites and site_kind(msg) == "other"
 
 

@@ -100,14 +100,14 @@ class ReplicatedValues(FunctionValues):
 
 
 class ReplicateLatents(Messenger):
-    """Draws several values (replicates) of every latent whose record says so, and the layers above jointly over them.
+    """Draws several values (replicates) of every latent with replicates in its record, and the layers above jointly.
 
     Args:
         fn: guide or model.
         nesting: gives the number of batch dimensions that plates take.
         drawn: the trace of the guide, when ``fn`` is the model that takes its values.
         weights: normalised weights of the replicates of every latent, from an earlier run, for doubly reparameterised
-            gradients: the gradient that reaches a replicate is multiplied by its weight, and its density held fixed.
+            gradients: the gradient that reaches a replicate is multiplied by its weight, and its density is constant.
 
     Raises:
         ValueError: when it runs: a program whose arrays above the latent do not fit it with several values.

@@ -111,7 +111,7 @@ class ImportanceWeighted(InducingPoint):
 
 
 class MeanField(Guide):
-    r"""Fully factorised: every inducing value and every hidden value has a Gaussian of its own.
+    r"""Fully factorised: every inducing value and every hidden value has an independent Gaussian.
 
     .. math:: q = \prod_\ell \prod_{pm} N\bigl(v^\ell_{pm}; m^\ell_{pm}, (\sigma^\ell_{pm})^2\bigr)
               \prod_{np} N\bigl(h^\ell_{np}; t^\ell_{np}, \Omega^\ell_{np}\bigr)

@@ -21,7 +21,7 @@ class SiteRecord:
     Args:
         name: the site's name where the guide met it; a scope around the guide adds its prefix after that.
         kind: ``inducing``, ``exact``, ``hidden``, ``latent`` or ``other``.
-        is_variational: whether the guide has a distribution of its own there, rather than the model's.
+        is_variational: whether the guide has a variational distribution there, rather than the model's.
         is_inner_layer: whether it holds the inducing values of an inner layer.
         gaussian: which parameters are the mean and the scale of a Gaussian; ``None`` if the rule has no Gaussian.
         param_prefix: what the names of the site's parameters begin with, ``"<site>_<prefix>"``.

@@ -144,8 +144,8 @@ def run(
         groups = importance_weights(guide_trace, model_trace, nesting)
         if groups and program().aggregates:
             raise expected(
-                "densities that see one row of a hidden layer each",
-                f"{sorted(program().aggregates)}, which see several",
+                "densities that depend on one row of a hidden layer each",
+                f"{sorted(program().aggregates)}, which depend on several",
                 "the weights of one datum would depend on the others; use guides.InducingPoint",
                 at="importance weighting",
             )
@@ -165,7 +165,7 @@ def shared_by_weights(sites: Trace, values: Mapping[str, Any], inner: frozenset[
     Args:
         sites: trace of the run.
         values: its values by site.
-        inner: inducing sites of functions of which hidden sites hold values.
+        inner: inducing sites of functions with values at hidden sites.
     """
     weighted = [site for site in sites.values() if record_of(site).num_replicates is not None]
     frames = {frame for site in weighted for frame in site["cond_indep_stack"]}

@@ -35,7 +35,7 @@ __all__ = ["Checkpoint", "CheckpointFile", "LockedError", "locked"]
 
 
 class LockedError(Exception):
-    """Another process holds the lock; the text says which."""
+    """Another process has the lock; the text names it."""
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def locked(path: Path) -> Iterator[bool]:
         Whether the lock keeps others out.
 
     Raises:
-        LockedError: another process holds it, or another fit in this one.
+        LockedError: another process has it, or another fit in this one.
         OSError: no file can be made there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)

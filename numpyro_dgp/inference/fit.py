@@ -79,7 +79,7 @@ def fit(
             message has the first difference), a damaged one, or one that another process uses or that cannot be
             written; a loss that became NaN (the message has the step and, where a Cholesky factorisation failed, the
             layer).
-        KeyboardInterrupt: after an interruption, with the number of steps that the checkpoint holds.
+        KeyboardInterrupt: after an interruption, with the number of steps saved in the checkpoint.
 
     Warns:
         UserWarning: data far from the scale of the program; a last loss far above the lowest one; a scale of values in
@@ -170,7 +170,7 @@ def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list
         The arrays, and a function of arrays in their place that gives ``(args, kwargs)``.
 
     Raises:
-        ValueError: NaN or infinite data, or such as are no numbers or lose what tells their rows apart.
+        ValueError: NaN or infinite data, data that are no numbers, or rows that rounding makes equal.
 
     Example:
         >>> arrays, rebuild = split_arguments((np.ones(3), 5), {"width": 2})

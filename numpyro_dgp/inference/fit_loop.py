@@ -73,7 +73,7 @@ def run_steps(
     Raises:
         ValueError: a loss that is not finite, or, where such steps are skipped, no other; a step that made a parameter
             infinite or NaN; a checkpoint that is damaged or of another fit.
-        KeyboardInterrupt: after an interruption; the message says what has been saved.
+        KeyboardInterrupt: after an interruption; the message names the steps saved.
     """
     state, saved = checkpoint.resume(start)
     state, losses, done = steps.place(state), [saved] if len(saved) else [], len(saved)

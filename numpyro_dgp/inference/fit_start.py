@@ -90,14 +90,14 @@ _SHOWN = 12
 """Names that a message lists at most."""
 
 _LARGE_LOSS = 1e3
-"""Of one observation, which is then some forty standard deviations off."""
+"""Loss per observation above which to warn: about forty standard deviations."""
 
 
 _EDGE = 0.05
-"""Of its initial value, below which a spread counts as one that has gone to zero."""
+"""Share of its initial value below which a scale counts as zero."""
 
 _EQUAL = 10.0
-"""Spreads that values in a plate then lie apart at most."""
+"""Times that scale: the most by which values in a plate then differ."""
 
 
 def require_svi(svi: Any) -> None:
@@ -153,7 +153,7 @@ def start_of_fit(
     for name, value in (init_params or {}).items():
         _require_initial_value(name, value, sites.parameters)
     if first is None or init_params:
-        first = initial_state(svi, rng_key, rebuild, arrays, init_params)  # checks of kernels have more to say
+        first = initial_state(svi, rng_key, rebuild, arrays, init_params)  # errors of kernels are more specific
     require_inside(sites.outside)
     return first, sites
 
@@ -238,15 +238,15 @@ def warn_of_funnel(
         before, after = np.asarray(first[loc]), np.asarray(params[loc])
         if not after.size or not (before > 0).all() or not ((after > 0) & (after < _EDGE * before)).any():
             continue
-        spread = float(after.min())
+        scale = float(after.min())
         for other, theirs in several.items():
-            if other == name or _deviation(np.asarray(params[theirs], float)) >= _EQUAL * spread:
+            if other == name or _deviation(np.asarray(params[theirs], float)) >= _EQUAL * scale:
                 continue
             values = {site: params[loc] for site, loc in points.items()}
             if _prior_depends(partial(svi.model, *args, **kwargs, **svi.static_kwargs), params, values, other, name):
                 warnings.warn(
-                    f"{caller()}: {name!r} ends at {spread:.2g}, where all values of {other!r} are equal: with a point "
-                    "for each, Delta(), the density has no bound as the spread that they share goes to zero; give both "
+                    f"{caller()}: {name!r} ends at {scale:.2g}, where all values of {other!r} are equal: with a point "
+                    "for each, Delta(), the density has no bound as the scale that they share goes to zero; give both "
                     "a distribution, dgp.guides.InducingPoint(model, latent=dgp.guides.Normal(), "
                     "other=dgp.guides.Normal()), or run NUTS on dgp.for_mcmc(model)",
                     stacklevel=3,

@@ -1,7 +1,7 @@
 """Training on minibatches read from disk during the fit: data larger than memory, on one device or several.
 
 The program and the guide need no change: ``dgp.minibatch`` passes the number of rows to a program for all rows, which
-can then be called with a minibatch. The rows of a batch are spread over devices, every device has the parameters,
+can then be called with a minibatch. The rows of a batch are sharded over devices, every device has the parameters,
 and XLA partitions the step. Random numbers do not depend on the number of devices, so neither does the result.
 
 Checks ensure that a program scales the rows of a minibatch to the number of rows of its stream.
@@ -64,7 +64,7 @@ def require_row_counts(sites: SitesOfFit, guide: str, batch: int, rows: int) -> 
         rows: N, rows of the stream.
 
     Raises:
-        ValueError: no site counts its rows N / B times, or the guide has values of its own for single rows.
+        ValueError: no site counts its rows N / B times, or the guide has parameters for single rows.
     """
     observed = {name: site for name, site in sites.model.items() if site.kind == "observed"}
     plates = {p for site in observed.values() for p, size in site.plates.items() if size == batch}
@@ -151,8 +151,8 @@ def fit_stream(
     Raises:
         ValueError: something else than a source of batches, batches that change size or cannot be split evenly over
             the devices, NaN or infinite data; a program whose sites count a row of a batch once, or a guide with
-            values of its own for single rows; and whatever ``dgp.fit`` refuses.
-        KeyboardInterrupt: after an interruption, with the number of steps that the checkpoint holds.
+            parameters for single rows; and as :func:`~numpyro_dgp.fit`.
+        KeyboardInterrupt: after an interruption, with the number of steps saved in the checkpoint.
 
     Example:
         >>> import jax, numpyro, optax
@@ -216,7 +216,7 @@ def fit_stream(
 
 
 def _arguments(stream: BatchSource, first: tuple[np.ndarray, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What the result depends on in addition to the program, by name; the batch of step 0 stands for the stream."""
+    """What the result depends on in addition to the program, by name; the batch of step 0 identifies the stream."""
     arguments: dict[str, Any] = {"the number of rows of the stream": stream.num_rows}
     arguments |= {f"array {i + 1} of batch 0": array for i, array in enumerate(first)}
     return arguments | {f"argument {name!r}": value for name, value in kwargs.items()}

@@ -49,7 +49,7 @@ _DAMAGE = (
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether an array holds typed random keys, which neither NumPy nor a file can hold as they are."""
+    """Whether an array has typed random keys, which neither NumPy nor a file can represent."""
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
@@ -70,8 +70,9 @@ def require_file_path(what: str, path: Any, example: str) -> None:
     expect(
         isinstance(path, str | os.PathLike) and os.fspath(path), f"{what} to be a path", repr(path), f'try "{example}"'
     )
-    if Path(path).is_dir():
-        raise expected(f"{what} to be the path of a file", f"the folder {path}", f'add a name, "{example}"')
+    expect(
+        not Path(path).is_dir(), f"{what} to be the path of a file", f"the folder {path}", f'add a name, "{example}"'
+    )
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: dict[str, Any]) -> None:
@@ -201,7 +202,7 @@ def entries_of(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_dicts(params: Mapping[str, Any]) -> None:
-    """Raise where parameters are in other containers than dicts, which a file cannot tell by itself."""
+    """Raise where parameters are in other containers than dicts, which a file does not record."""
     for where, _ in jax.tree.leaves_with_path(params):
         if not all(isinstance(part, jax.tree_util.DictKey) for part in where):
             raise expected(
@@ -215,7 +216,7 @@ def params_of(
     """Parameters from what :func:`entries_of` gave, in the containers of ``like``.
 
     Raises:
-        ValueError: names that it does not give; containers that only ``like`` can tell, or another ``like``.
+        ValueError: names that it does not give; other containers than dicts without ``like``, or another ``like``.
     """
     params: dict[str, Any] = {}
     for name, value in entries.items():

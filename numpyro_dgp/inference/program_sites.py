@@ -35,7 +35,7 @@ class ProgramSite(NamedTuple):
         value: shape and type of the value, a ``jax.ShapeDtypeStruct`` or a tree of them.
         plates: names and sizes of the plates around it.
         scale: how often it counts; ``None`` where the program computes that.
-        per_row: whether it has values of its own for the rows of a plate.
+        per_row: whether it has a value for each row of a plate.
         auxiliary: whether it is a site that only the guide has.
         constraint: of a parameter.
     """

@@ -2,7 +2,7 @@ r"""Which rows of marked values each entry of an array depends on.
 
 Values :math:`h_n` may be drawn row by row, each from its marginal, where only functions of single rows and sums of such
 functions are used. For a function of several rows together, such as :math:`(\sum_n h_n)^2`, the rows have to be drawn
-from their joint distribution. This module tells the two cases apart, from the jaxpr of a program in which values are
+from their joint distribution. This module distinguishes the two cases, from the jaxpr of a program in which values are
 marked by :func:`mark`.
 
 A fact about an array maps the name of every marked value that it depends on to :class:`Rows` where each entry of the

@@ -59,7 +59,7 @@ def no_spectral_density(name: str) -> ValueError:
 def of_both(function: Callable[[Array], Array], X1: Array, X2: Array) -> tuple[Array, Array]:
     """A function of both inputs of a kernel, evaluated once where both are the same array.
 
-    A kernel that maps its inputs keeps what :meth:`Covariance.gram` tells the kernels below it, that both are one.
+    A kernel that maps its inputs then passes one array twice, by which kernels below recognise a Gram matrix.
     """
     first = function(X1)
     return first, first if X1 is X2 else function(X2)
@@ -133,7 +133,7 @@ class Covariance:
         Returns:
             Terms whose diagonals have shape (dims,), and the dtype of the hyperparameters.
 
-        Not inherited: a subclass may compute another kernel. One with the same closed form says so:
+        Not inherited: a subclass may compute another kernel. One with the same closed form declares it:
         ``def tilts(self, dims): return RBF(self.variance, self.lengthscale).tilts(dims)``.
         """
         raise expected(

@@ -50,9 +50,9 @@ def require_labels(X: Any, levels: tuple[int, ...], where: str | None = None) ->
     column = int(np.argwhere(bad)[0][-1])
     worst = np.asarray(X)[bad][0]
     advice = (
-        "count them with levels; a missing entry, -1 in pandas, is a level of its own"
+        "count them with levels; a missing entry, -1 in pandas, is a level too"
         if worst % 1 == 0
-        else "say which columns are not numbers, dgp.initial.Standardizer.fit(X, keep=[...]), "
+        else "name the columns of labels, dgp.initial.Standardizer.fit(X, keep=[...]), "
         "dgp.initial.kmeans(X, M, labels=[...]), dgp.guides.GlobalInducing(M, labels=[...])"
     )
     before = f"{caller()}: expected labels 0 to {levels[column] - 1} in"
@@ -76,7 +76,7 @@ class Categorical(Kernel):
 
     With one column the functions of any two categories have correlation :math:`\rho`; with several, correlation falls
     with the Hamming distance, the number of columns in which labels differ. Multiplied by a kernel of other columns,
-    ``RBF().on(0) * Categorical(3).on(1)``, it gives every category a function of its own, all with that
+    ``RBF().on(0) * Categorical(3).on(1)``, it gives every category its own function, all with that
     correlation; added, an offset. Inputs have the dtype of all others, so that labels are 0.0, 1.0, 2.0, ...; what is
     no label raises an error, and in compiled programs values are then NaN. The derivative with respect to labels is
     zero: with ``dgp.Points(Z, learn=True)`` they stay where they are.
@@ -124,7 +124,7 @@ class Categorical(Kernel):
         )
         if violated(lambda r: (r >= 0) & (r <= 1), self.correlation):
             raise expected(
-                "the correlation of Categorical to be between 0 and 1",
+                "a correlation between 0 and 1",
                 self.correlation,
                 "give it a Beta prior or constraint=constraints.unit_interval",
             )
@@ -160,12 +160,12 @@ class Categorical(Kernel):
 
 @pytree
 class Embedding(Kernel):
-    r"""Categories with learned embeddings: :math:`k(e_c, e_{c'})`, with a row :math:`e_c` of a table for every
+    r"""Categories with fitted embeddings: :math:`k(e_c, e_{c'})`, with a row :math:`e_c` of a table for every
     category.
 
-    Where the places are learned, categories that behave alike come to lie together. With ``Linear()`` in place of the
+    Where the places are fitted, categories that behave alike come to lie together. With ``Linear()`` in place of the
     RBF the covariance of the categories is a matrix of rank Q, :math:`E E^\top`; adding ``Categorical(L,
-    correlation=0.0)`` gives every category variance of its own.
+    correlation=0.0)`` gives every category an independent variance.
 
     Args:
         table: the places (L, Q), one row per category: a draw from a prior, a site "places" with the distribution
@@ -195,14 +195,14 @@ class Embedding(Kernel):
     kernel: Kernel = RBF()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "table", own_numbers("table of Embedding", self.table))
+        object.__setattr__(self, "table", own_numbers("table", self.table))
         expect(
             np.ndim(self.table) == 2 and 0 not in np.shape(self.table),
             "a table of shape (L, Q), one row per category",
             np.shape(self.table),
             "for one number per category write table[:, None]",
         )
-        require_finite("table of Embedding", self.table, "draw it from a Normal")
+        require_finite("table", self.table, "draw it from a Normal")
         expect_kind(
             self.kernel,
             Kernel,

@@ -102,12 +102,12 @@ class Patches(Checked):
 
     def require_images(self, x: Any) -> None:
         """Raise unless ``x`` has rows of as many numbers as an image has."""
-        if np.ndim(x) < 1 or np.shape(x)[-1] != self.pixels:
-            raise expected(
-                f"images {self.image} as rows of {self.pixels} numbers",
-                f"shape {np.shape(x)}",
-                "images.reshape(len(images), -1); of values (..., R, C) at patches h.reshape(*h.shape[:-2], -1)",
-            )
+        expect(
+            np.ndim(x) >= 1 and np.shape(x)[-1] == self.pixels,
+            f"images {self.image} as rows of {self.pixels} numbers",
+            f"shape {np.shape(x)}",
+            "images.reshape(len(images), -1); of values (..., R, C) at patches h.reshape(*h.shape[:-2], -1)",
+        )
 
     def __call__(self, x: ArrayLike) -> Array:
         """The patches (..., R, D) of images (..., H W C)."""
@@ -141,7 +141,7 @@ class Convolutional(Kernel):
     .. math:: f(x) = \sum_r w_r\, g(x^{[r]}), \qquad
               k(x, x') = \sum_{r, r'} w_r w_{r'}\, k_g(x^{[r]}, x'^{[r']})
 
-    where :math:`x^{[r]}` is patch r of R. A pattern learned at one place of an image is known everywhere; the weights
+    where :math:`x^{[r]}` is patch r of R. The response to a pattern is the same at all places; the weights
     are the importance of each place. With ``Patches(..., places=True)``, whose patches include their position, the
     response may also vary over the image: ``RBF(1.0, 2.0).on(0, 1, 2, 3) * RBF(1.0, 5.0).on(4, 5)`` for patches of
     2 by 2 pixels.
@@ -179,12 +179,14 @@ class Convolutional(Kernel):
         expect_kind(self.patches, Patches, "dgp.kernels.Patches(image, patch)", "dgp.kernels.Patches((28, 28), (5, 5))")
         if self.weights is None:
             return
-        object.__setattr__(self, "weights", own_numbers("weights of Convolutional", self.weights))
-        if np.shape(self.weights) != (self.patches.count,):
-            raise expected(
-                f"weights of shape ({self.patches.count},), one per patch", np.shape(self.weights), "None for the mean"
-            )
-        require_finite("weights of Convolutional", self.weights, "draw them from a Normal")
+        object.__setattr__(self, "weights", own_numbers("weights", self.weights))
+        expect(
+            np.shape(self.weights) == (self.patches.count,),
+            f"weights of shape ({self.patches.count},), one per patch",
+            np.shape(self.weights),
+            "None for the mean",
+        )
+        require_finite("weights", self.weights, "draw them from a Normal")
 
     def check_inputs(self, X: Any) -> None:
         if np.shape(X)[-1:] == (self.patches.size,) != (self.patches.pixels,):

@@ -81,9 +81,9 @@ class Summed(NamedTuple):
         return [(f, np.array(_columns_of(f, dims))) for f in self.labels]
 
     def _exact(self, variance: Array) -> Array:
-        spread = variance if variance.ndim == 1 else jnp.diagonal(variance)
-        columns = sorted({c for f in self.labels for c in _columns_of(f, len(spread))})
-        return jnp.where((spread[np.array(columns, int)] == 0).all(), jnp.ones((), spread.dtype), jnp.nan)
+        variances = variance if variance.ndim == 1 else jnp.diagonal(variance)
+        columns = sorted({c for f in self.labels for c in _columns_of(f, len(variances))})
+        return jnp.where((variances[np.array(columns, int)] == 0).all(), jnp.ones((), variances.dtype), jnp.nan)
 
 
 def terms(kernel: Kernel, dims: int, dtype: jnp.dtype) -> tuple[Summed, ...]:

@@ -345,7 +345,7 @@ class GibbsRBF(Kernel):
     The variance stays the same everywhere. Inputs are the columns [x, s]: D places, and behind them the log factors s
     of the lengthscales, one for all places or one for each. Any numbers s give a valid kernel. Those of another layer
     are appended to x by the program, ``s = sample("s", scale(X))`` and ``f(concatenate([X, s], -1))``, and inducing
-    inputs then have a factor of their own. A function of x is ``Transformed(GibbsRBF(), lambda X:
+    inputs then have a factor too. A function of x is ``Transformed(GibbsRBF(), lambda X:
     concatenate([X, log_factor(X)], -1))``.
 
     Random features have frequencies from a Cauchy distribution; their variance grows with the ratio of

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dgp._checks import expect_kind, expected
+from numpyro_dgp._checks import expect, expect_kind, expected
 from numpyro_dgp._typing import Array, pytree
 from numpyro_dgp.kernels.base import Kernel
 from numpyro_dgp.kernels.categorical import is_label, require_labels
@@ -79,10 +79,12 @@ class PerGroup(Kernel):
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[labels], self.kernel)
 
     def check_inputs(self, X: Any) -> None:
-        if np.shape(X)[-1] < 2:
-            raise expected(
-                "the label of the group as the last column", f"shape {np.shape(X)}", "jnp.column_stack([x, group])"
-            )
+        expect(
+            np.shape(X)[-1] >= 2,
+            "the label of the group as the last column",
+            f"shape {np.shape(X)}",
+            "jnp.column_stack([x, group])",
+        )
         require_labels(X[..., -1:], (self.groups,), "the last column of its inputs")
 
     def evaluate(self, X1: Array, X2: Array) -> Array:

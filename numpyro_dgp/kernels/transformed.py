@@ -20,9 +20,9 @@ class Transformed(Kernel):
     r"""A kernel of features, :math:`k(\varphi_\theta(x), \varphi_\theta(x'))`.
 
     With a network for :math:`\varphi` it is a deep kernel. Diagonal and draws of functions are those of k at the
-    features. Give numbers that are learned as ``parameters``: then they are part of the kernel, as its hyperparameters
+    features. Give numbers that are fitted as ``parameters``: then they are part of the kernel, as its hyperparameters
     are. A Flax network: ``Transformed(RBF(), network.apply, parameters)``, where ``numpyro.param("network", lambda key:
-    network.init(key, X[:1]))`` makes the parameters learned. A function of one row, such as an Equinox
+    network.init(key, X[:1]))`` makes its parameters part of the fit. A function of one row, such as an Equinox
     module, takes all by ``jnp.vectorize(module, signature="(d)->(q)")``; its arrays are split off by ``eqx.partition``
     and put back in the function by ``eqx.combine``.
 

@@ -49,8 +49,8 @@ class Peaks(NamedTuple):
     Args:
         columns: of each direction, and of what is in closed form; none where every entry of y has its own entry of v.
         of_rows: whether numbers of a row share a direction, so that densities are those of rows.
-        log_marginal: from (the sum over the numbers of a row, y, all columns, their variances), number by number, or
-            row by row.
+        log_marginal: from (the sum over the numbers of a row, y, all columns, their variances), elementwise, or row by
+            row.
     """
 
     columns: tuple[range, ...]
@@ -66,7 +66,7 @@ def around_peaks(
     Args:
         conditional: from all columns of v to the distribution of y.
         reading: of it.
-        given: what is in closed form of it, given the others.
+        given: its closed forms given the others.
 
     Example:
         >>> from numpyro_dgp.likelihoods.conditionals import read
@@ -170,10 +170,10 @@ def _nested(
         return (total(values) if shared and not (inner and inner[0].shared) else values).reshape(u.shape)
 
     loc = v[..., start:end]
-    spread = jnp.broadcast_to(variance, v.shape)[..., start:end]
+    variances = jnp.broadcast_to(variance, v.shape)[..., start:end]
     if inner:
-        found = log_expectation_around_peak(log_value, loc, spread)
+        found = log_expectation_around_peak(log_value, loc, variances)
     else:
         at = None if centres is None or shared else lambda u: centres(moved(u)).reshape(-1, *u.shape)
-        found = log_expectation(log_value, loc, spread, centres=at, most=_ONE_PEAK if at is None else _INTERVALS)
+        found = log_expectation(log_value, loc, variances, centres=at, most=_ONE_PEAK if at is None else _INTERVALS)
     return found[..., 0] if shared else found

@@ -57,7 +57,7 @@ class ClosedForms(NamedTuple):
     r"""The closed forms of a conditional, ``None`` where there is none, and nodes around its location.
 
     Args:
-        expected_log_prob: :math:`E[\log p(y \mid v)]`, from (y, mean, variance), number by number.
+        expected_log_prob: :math:`E[\log p(y \mid v)]`, from (y, mean, variance), elementwise.
         log_marginal: :math:`\log E[p(y \mid v)]`, likewise.
         normal: of ``Normal(slope * v + offset, scale)``, from v to its mean, its slope and its scale.
         around_location: the expected log density over nodes around the v whose location is y, where a log density
@@ -238,9 +238,9 @@ def _around_location(conditional: Conditional, y: Array, loc: Array, variance: A
         return jax.vmap(lambda one: _around_location(conditional, one, loc, variance))(y)
     sd = safe_sqrt(variance)
     mean, slope, (scale,) = with_slope(conditional, loc, "loc", "scale")
-    spread = jnp.abs(slope * sd) + 1e-30
-    z = (y - mean) / jnp.where(slope < 0, -spread, spread)  # where alpha v + beta = y, v = mu + sigma z
-    width = jnp.clip(scale / spread, jnp.where(jnp.abs(z) > _PLACED, _LEAST_ASIDE, 1e-4), 1e3)
+    location_sd = jnp.abs(slope * sd) + 1e-30
+    z = (y - mean) / jnp.where(slope < 0, -location_sd, location_sd)  # where alpha v + beta = y, v = mu + sigma z
+    width = jnp.clip(scale / location_sd, jnp.where(jnp.abs(z) > _PLACED, _LEAST_ASIDE, 1e-4), 1e3)
     centre, width = jax.lax.stop_gradient((jnp.clip(z, -_PLACED, _PLACED), width))
     low, high = jnp.arcsinh((-_REACH - centre) / width), jnp.arcsinh((_REACH - centre) / width)
     u = low + (high - low) * jnp.linspace(0, 1, _NODES, dtype=low.dtype).reshape(-1, *(1,) * low.ndim)
@@ -288,7 +288,7 @@ def _rate(conditional: Conditional, expected: Callable[..., Array], other: str |
         # E[rate] = e^(alpha mu + beta + alpha^2 sigma^2 / 2)
         mean_rate = rate * jnp.exp(0.5 * jnp.square(slope) * variance)
         log_rate = jnp.where(rate > 0, _safe_log(rate), -jnp.inf)
-        # As of the distributions themselves: in a compiled step nothing else says that y is out of range.
+        # As the distributions themselves: nothing else in a compiled step detects a y out of range.
         return jnp.where(y < 0, -jnp.inf, expected(y, mean_rate, log_rate, *constants))
 
     return ClosedForms(expected_log_prob)

@@ -1,7 +1,7 @@
 """How a conditional, the function from v to the distribution of y in a ``Likelihood``, depends on v.
 
 One call gives an example of the distribution. One trace of a second call, analysed by
-:mod:`~numpyro_dgp.jaxprs.dependence`, tells how each parameter depends on v, and whether the density of one y depends
+:mod:`~numpyro_dgp.jaxprs.dependence`, gives how each parameter depends on v, and whether the density of one y depends
 on several rows of v, so that rows cannot be integrated separately. This decides how v is integrated.
 """
 
@@ -86,7 +86,7 @@ def shared_rows(conditional: Callable[[Array], dist.Distribution], v: Array, bat
 
     unsure, seen = None, None
     named = row_reasons(parameters, v)
-    for name in [*sorted(named.keys() - {_ALL}), _ALL]:  # names say more
+    for name in [*sorted(named.keys() - {_ALL}), _ALL]:  # names are more informative
         for fact in named[name]:
             rows = fact.get("v")
             if isinstance(rows, Rows) and name in kinds:
@@ -103,7 +103,7 @@ def shared_rows(conditional: Callable[[Array], dist.Distribution], v: Array, bat
 
 
 def _by_batch(rows: Rows, event_dim: int) -> Rows | Several:
-    """Rows of a parameter with ``event_dim`` axes of its own, by the axes of the densities."""
+    """Rows of a parameter with ``event_dim`` event axes, by the axes of the densities."""
     if any(axis >= -event_dim for axis in rows.axes):
         return Several("one density for all of them", True)
     return Rows(tuple(axis + event_dim for axis in rows.axes), rows.which)
@@ -155,7 +155,7 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
 
     Raises:
         ValueError: sites inside the conditional, something else than a function that returns a distribution, or a
-            density that sees several rows of v.
+            density that depends on several rows of v.
 
     Example:
         >>> import jax.numpy as jnp
@@ -176,7 +176,7 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
     )
     several: Any = f_x.by_function
     values = [part.loc for part in several]
-    invalid: ValueError | None = None  # of NumPyro, which does not say that the values of a function are any numbers
+    invalid: ValueError | None = None  # of NumPyro, whose message does not mention the range of function values
     with each_message(_refuse_site):
         try:
             example = _called(conditional, values, f_x)
@@ -197,7 +197,7 @@ def read(conditional: Callable[..., dist.Distribution], f_x: FunctionValues) -> 
     if len(parts) == 1 and parts[0].own:
         return Reading(example, dict(parts[0].kinds))
     if len(parts) > 1:
-        mixes = f"sees {len(parts)} functions together"
+        mixes = f"depends on {len(parts)} functions together"
     else:
         mixes = found[0][1] or _of_shapes(numbers, values[0].shape, f_x.event_dim)
     with each_message(_refuse_site):
@@ -317,7 +317,7 @@ def _part(
     for name, leaves in [*named.items(), ("its parameters", every)]:
         for kind, cause in leaves:
             if kind is Dependence.MIXED:
-                how = f"takes {name} from v by {cause}, which is not known to act number by number"
+                how = f"takes {name} from v by {cause}, which is not known to act elementwise"
                 return Part(columns, False, {}), how
     kinds = {name: leaves[0].kind for name, leaves in named.items() if len(leaves) == 1}
     return Part(columns, numbers.batch_shape == v.shape, kinds), None
@@ -368,7 +368,7 @@ def choose_rule(reading: Reading, integrate: GaussHermite | MonteCarlo | None, *
     if integrate is None and not exact:
         _warn(
             f"Likelihood: {reading.family} {reading.mixes}, so its expectation is taken by {rule.size} Monte-Carlo "
-            "draws per step; say integrate=dgp.likelihoods.MonteCarlo(n) to choose their number and silence this"
+            "draws per step; pass integrate=dgp.likelihoods.MonteCarlo(n) to choose their number and silence this"
             + ("" if reading.shared is None else f". Rows are drawn one by one: it {reading.shared.how}")
         )
     return rule

@@ -20,7 +20,7 @@ def is_family(d: Any, *families: type, methods: tuple[str, ...] = ("log_prob",))
     Args:
         d: a distribution.
         families: classes of distributions.
-        methods: names of what is read off the family; those that the family lacks do not count.
+        methods: names that a subclass must not override; those that the family lacks are ignored.
 
     Example:
         >>> class Twice(dist.Normal):
@@ -83,7 +83,7 @@ def known_divergence(q: Any, p: Any) -> Array:
         p: another one.
 
     Raises:
-        NotImplementedError: there is none, or a subclass has a density of its own.
+        NotImplementedError: there is none, or a subclass overrides the density.
     """
     inner = _unwrapped(q), _unwrapped(p)
     for families in kl_divergence.ordering:

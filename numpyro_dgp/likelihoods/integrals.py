@@ -38,10 +38,10 @@ class Case(NamedTuple):
     Args:
         conditional: from v, all columns, to the distribution of y.
         reading: how y depends on v.
-        closed: its closed forms, number by number.
-        given: of several functions, what is in closed form given the others.
+        closed: its closed forms, elementwise.
+        given: of several functions, the closed forms given the others.
         own_methods: whether methods of the distribution of y take v: not those of several functions side by side.
-        automatic: whether the program left the rule open, so that nodes may be placed where they are needed.
+        automatic: whether the program gave no rule, so that nodes may be placed where they are needed.
     """
 
     conditional: Callable[[Array], Any]
@@ -177,8 +177,8 @@ def conditionally_gaussian(case: Case) -> Integral | None:
 
     def moments_of_y(of: Integrand, loc: Array, variance: Array) -> tuple[Array, Array]:
         assert in_all is not None
-        centre, spread = in_all(loc, variance)
-        return centre, spread + jnp.square(centre)  # E[y], Var[y] + E[y]^2
+        mean, total = in_all(loc, variance)
+        return mean, total + jnp.square(mean)  # E[y], Var[y] + E[y]^2
 
     return Integral(
         lambda _: "closed form",

@@ -65,7 +65,7 @@ class Likelihood(SiteDistribution):
     - the distribution itself, if it has a method ``expected_log_prob(y, mean, variance)``, as :class:`RobustMax`;
     - a closed form for ``Normal``, ``LogNormal``, ``Laplace`` and ``VonMises`` with a location affine in v; for
       ``Poisson``, ``Exponential`` and ``Gamma`` with a rate log-affine in v; for ``Weibull`` with such a scale; for
-      right-censored ``Exponential`` and ``Weibull``; except for subclasses with a ``log_prob`` of their own;
+      right-censored ``Exponential`` and ``Weibull``; except for subclasses that override ``log_prob``;
     - Gauss-Hermite quadrature, if each entry of y depends on at most three entries of v;
     - Monte Carlo otherwise, with a warning.
 
@@ -89,8 +89,8 @@ class Likelihood(SiteDistribution):
             ``GaussHermite(15)`` takes 225 and is enough where p(y | v) is as wide as p(v). A closed form of your own is
             a ``dgp.extend.Form``, another integral a function that returns a ``dgp.extend.Integral``
             (``docs/extending.md``); both come before those of this package.
-        collapse: ``"bound"``, or ``"marginal"`` to make ``log_marginal`` the density: then the program is a proper
-            model of its own, conditionally independent given u (FITC).
+        collapse: ``"bound"``, or ``"marginal"`` to make ``log_marginal`` the density: then the program is another
+            model, conditionally independent given u (FITC).
         observed: which entries of y are observed: booleans of the shape of y, or one per row. The others are masked in
             densities, whatever their values, and predicted like all entries. ``dgp.likelihoods.missing(data)`` returns
             y and this mask for data with gaps. ``None`` for all.

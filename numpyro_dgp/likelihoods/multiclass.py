@@ -25,7 +25,7 @@ __all__ = ["OneVsEach", "RobustMax", "of_class"]
 
 
 def of_class(values: Array, y: ArrayLike) -> Array:
-    """``values`` (..., P) of the classes y; both may have batch dimensions of their own to the left."""
+    """``values`` (..., P) of the classes y; both may have batch dimensions to the left."""
     index = jnp.asarray(y, int)[..., None]
     batch = jnp.broadcast_shapes(values.shape[:-1], index.shape[:-1])
     values, index = jnp.broadcast_to(values, (*batch, values.shape[-1])), jnp.broadcast_to(index, (*batch, 1))
@@ -136,8 +136,8 @@ class OneVsEach(SiteDistribution, dist.CategoricalLogits):
 
     Args:
         values: function values (..., P), one per class.
-        others: labels (B,) of classes drawn uniformly, with replacement, in every step: the terms of these stand for
-            all, without bias. ``None`` takes all classes.
+        others: labels (B,) of classes drawn uniformly, with replacement, in every step: their terms estimate the
+            sum over all, without bias. ``None`` takes all classes.
 
     Raises:
         ValueError: fewer than two classes, or others that are not labels of classes of shape (B,), one at least.

@@ -24,7 +24,7 @@ class ObservedOnly(constraints.Constraint):
 
     Args:
         support: of the values.
-        at: what refuses the transformation, for the message.
+        at: which site raises the error, for the message.
     """
 
     is_discrete = False  # discrete or not, there is nothing to sum out

@@ -43,7 +43,7 @@ def moments(d: dist.Distribution) -> tuple[Array, Array]:
     """Mean and variance of a distribution.
 
     Raises:
-        NoMomentsError: it has none, or does not say what they are.
+        NoMomentsError: it has none, or none that are known.
     """
     inner = list(_nested(d))[-1]
     if _unordered(inner) == _ANGLES:
@@ -68,7 +68,7 @@ def moments(d: dist.Distribution) -> tuple[Array, Array]:
 
 class Range(NamedTuple):
     """Numbers that an observation may lie between; ``finite`` where they are labels, whole and with both ends known;
-    ``whole`` where they are labels or counts; ``unordered`` says what they are where one is not below another.
+    ``whole`` where they are labels or counts; ``unordered`` names their kind where they have no order.
 
     The ends of an open range count as inside, since a density there may be finite.
     """
@@ -114,7 +114,7 @@ class Range(NamedTuple):
 
 
 def value_range(d: dist.Distribution) -> Range:
-    """The range of the numbers of an observation, as far as plain numbers say it; unlimited under a mask."""
+    """The range of an observation, as far as its bounds are known numbers; unlimited under a mask."""
     parts = list(_nested(d))
     if any(isinstance(part, dist.MaskedDistribution) for part in parts):
         return Range(unordered=_unordered(parts[-1]))

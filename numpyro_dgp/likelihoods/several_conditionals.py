@@ -1,7 +1,7 @@
 r"""Quadrature grids for conditionals of several functions, or of several outputs of one.
 
 Each entry of y depends on some of the function values of its row. A function used elementwise, one output per entry of
-y, adds one dimension to the grid; a column that all entries of y may depend on adds a dimension of its own, shared
+y, adds one dimension to the grid; a column that all entries of y may depend on adds a dimension that is shared
 between the entries. A normal y with a mean affine in some functions v is integrated over these in closed form at every
 node of the others. The whole integral has a closed form where the scale is constant, or log-affine in another function
 s:
@@ -110,7 +110,7 @@ class Given(NamedTuple):
 
     Args:
         columns: of each of these functions.
-        expected_log_prob: from (y, all columns, their variances), number by number.
+        expected_log_prob: from (y, all columns, their variances), elementwise.
         log_marginal: likewise.
         altogether: the expected log density with the others integrated out too, where that has a closed form.
         moments: mean and variance of y from all columns and their variances, where no other function is left.
@@ -150,7 +150,7 @@ def given_others(
         return lambda u: conditional(*parts[:f], u, *parts[f + 1 :])
 
     def given(v: Array, variance: Array) -> tuple[Array, Array, Array]:
-        """The mean of y, the variance that its functions have, and the scale at the other functions."""
+        """The mean of y, the variance of that mean, and the scale at the other functions."""
         parts, variances = split.parts(v), split.parts(variance)
         found = {f: with_slope(at(parts, f), parts[f], "loc", "scale") for f in means}
         centre, _, (noise,) = found[means[0]]
@@ -158,13 +158,13 @@ def given_others(
         return centre, sum(each, jnp.zeros_like(centre)), noise
 
     def expected_log_prob(y: Array, v: Array, variance: Array) -> Array:
-        centre, spread, noise = given(v, variance)
-        # log N(y; centre, tau^2) - spread / (2 tau^2)
-        return normal_bound(y, centre, noise, spread / jnp.square(noise))
+        centre, explained, noise = given(v, variance)
+        # log N(y; centre, tau^2) - explained / (2 tau^2)
+        return normal_bound(y, centre, noise, explained / jnp.square(noise))
 
     def moments(v: Array, variance: Array) -> tuple[Array, Array]:
-        centre, spread, noise = given(v, variance)
-        return centre, jnp.square(noise) + spread  # tau^2 + sum_i alpha_i^2 sigma_i^2
+        centre, explained, noise = given(v, variance)
+        return centre, jnp.square(noise) + explained  # tau^2 + sum_i alpha_i^2 sigma_i^2
 
     def log_marginal(y: Array, v: Array, variance: Array) -> Array:
         return normal_density(y, *moments(v, variance))
@@ -172,11 +172,11 @@ def given_others(
     def with_log_scale(y: Array, v: Array, variance: Array) -> Array:
         assert scale is not None
         parts = split.parts(v)
-        centre, spread, _ = given(v, variance)
+        centre, explained, _ = given(v, variance)
         noise, change, _ = with_slope(at(parts, scale), parts[scale], "scale")
         # tau = e^(gamma s + delta): rate = gamma^2 sigma_s^2, E[1 / tau^2] = e^(2 rate) / tau(mu_s)^2.
         rate = jnp.square(change / noise) * split.parts(variance)[scale]
-        square = (jnp.square(y - centre) + spread) / jnp.square(noise)
+        square = (jnp.square(y - centre) + explained) / jnp.square(noise)
         return -0.5 * (square * jnp.exp(2 * rate) + math.log(2 * math.pi)) - jnp.log(noise)
 
     columns = tuple(split.columns[f] for f in means)

@@ -225,7 +225,7 @@ def _prior_between(f: Any, g: Any, x: Array, y: Array) -> Array:
 
 
 def _in_turn(numbers: Sequence[int], C: Entries, variances: list[Array], weights: Entries) -> None:
-    """Write the weights of one function's values, and the variances that those before leave.
+    """Write the weights of one function's values, and their variances given those before.
 
     Covariances that rounding makes larger than the two variances allow are cut: both may be nearly zero, at an inducing
     input, where C is a difference of larger numbers.

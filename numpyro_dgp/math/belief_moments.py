@@ -5,8 +5,8 @@ With rows :math:`a_n = L^{-1} k_n`, :math:`L L^\top = k(Z, Z)` and :math:`k_n = 
 
 .. math:: m_p^\top a_n, \qquad a_n^\top a_n, \qquad \delta_{np} = a_n^\top (\Sigma_p - I)\, a_n .
 
-Its variance is :math:`k(x_n, x_n) + \delta_{np}`. :func:`belief_moments_reference` computes these equations as they
-stand.
+Its variance is :math:`k(x_n, x_n) + \delta_{np}`. :func:`belief_moments_reference` evaluates these equations
+directly.
 
 Automatic differentiation goes through the rows a: one product with N rows for the derivative by k, another for that by
 :math:`L^{-1}`. Neither is needed: let :math:`\beta_{np}` be the derivative of a loss by :math:`\delta_{np}`, and
@@ -48,7 +48,7 @@ from numpyro_dgp.math.quadratic_forms import (
 __all__ = ["ROWS", "belief_moments", "belief_moments_reference"]
 
 # The name that the rows a_n have for ``jax.checkpoint``, by which :func:`~numpyro_dgp.math.row_blocks.in_blocks` may
-# hold them.
+# keep them.
 ROWS = "whitened rows"
 
 _Moments = tuple[Array, Array, Array]
@@ -83,7 +83,7 @@ def belief_moments(
         rows: N of all calls together. Where it is large, what does not depend on the inputs is computed here, once.
         change: zeros (M, M) that carry the derivative by :math:`L^{-1}`, lower triangular, from
             :func:`~numpyro_dgp.math.whitening.relative_change`.
-        whiten: :math:`L^{-1}` (M, M), lower triangular, without a derivative of its own.
+        whiten: :math:`L^{-1}` (M, M), lower triangular, without a derivative.
         loc: means m (P, M).
         scale_tril: R, lower triangular factors of :math:`\Sigma = R R^\top` (P, M, M); so is the derivative by it.
 

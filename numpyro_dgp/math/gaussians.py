@@ -48,7 +48,7 @@ __all__ = [
     "log_determinant_low_rank",
     "low_rank_root",
     "low_rank_root_solve",
-    "low_rank_spread",
+    "low_rank_variances",
     "narrower_than_prior",
     "opper_archambeau",
     "signed",
@@ -66,7 +66,7 @@ def entropy(variance: Array) -> Array:
 
 
 def expected_kl(variance: Array, square: ArrayLike, prior_variance: ArrayLike) -> Array:
-    r"""Divergence of one-dimensional Gaussians, number by number, averaged over the distance of their means.
+    r"""Divergence of one-dimensional Gaussians, elementwise, averaged over the distance of their means.
 
     .. math::
         E\, \mathrm{KL}\bigl[N(m, \Omega) \,\|\, N(m', c)\bigr]
@@ -139,7 +139,7 @@ def expected_log_ratio(loc: Array, inverse: Array, mean: Array, covariance: Arra
 def narrower_than_prior(loc: Array, scale_tril: Array) -> tuple[Array, Array]:
     r"""The Gaussian with N(0, 1) in every principal direction in which it is wider than that.
 
-    The ratio of :math:`N(v; m, \Sigma)` to N(0, I) can stand for a likelihood only where it is bounded, that is where
+    The ratio of :math:`N(v; m, \Sigma)` to N(0, I) can replace a likelihood only where it is bounded, that is where
     :math:`\Sigma < I`, by more than rounding.
 
     Args:
@@ -354,7 +354,7 @@ def kl_low_rank(loc: Array, scale: Array, U: Array, precision: bool) -> Array:
     return 0.5 * square.sum(-1) - log_determinant_low_rank(scale, U, precision)
 
 
-def low_rank_spread(A: Array, F: Array) -> Array:
+def low_rank_variances(A: Array, F: Array) -> Array:
     r""":math:`\lVert F_p^\top a_n\rVert^2` (N, P) of rows A (N, M) or (P, N, M) and columns (P, M, J)."""
     if A.ndim == 3:
         return jnp.square(matmul(A, F)).sum(-1).T

@@ -140,7 +140,7 @@ def before(elements: Element, start: Element, parallel: bool) -> tuple[Element, 
 
 
 def after(elements: Element, parallel: bool) -> tuple[Array, Array]:
-    """What all stretches after each one say about the state after it: eta and J.
+    """The likelihood of all stretches after each one as a function of the state after it: eta and J.
 
     Args:
         elements: the stretches, leading dimension first.

@@ -7,7 +7,7 @@ what rounding does to the smallest eigenvalue (``docs/numerics.md``).
 Products with large lower triangular matrices skip zero blocks.
 
 Every function is a product in blocks of columns or rows: one block, the plain product, or two halves, of which one
-meets only half of the triangular matrix. :func:`~numpyro_dgp.math.tuning.tuned` says from which size on.
+meets only half of the triangular matrix. :func:`~numpyro_dgp.math.tuning.tuned` gives the least size.
 
 Initial values of matrices of low rank.
 """
@@ -385,7 +385,7 @@ def _side_by_side(columns: list[Array]) -> Array:
 
 
 def orthonormal(rows: int, columns: int, dtype: Any) -> Array:
-    """A matrix whose rows (or columns, if there are fewer of those) are orthonormal: all directions can be learned."""
+    """A matrix whose rows (or columns, if there are fewer of those) are orthonormal: it has full rank."""
     draw = jax.random.normal(jax.random.key(0), (rows, columns), dtype)
     left, _, right = jnp.linalg.svd(draw, full_matrices=False)
     return matmul(left, right)  # the orthogonal factor of a polar decomposition

@@ -115,7 +115,7 @@ class DenseOperations:
 
 
 class DiagonalOperations:
-    """The operations for standard deviations (..., n), number by number."""
+    """The operations for standard deviations (..., n), elementwise."""
 
     exp = staticmethod(jnp.exp)
     log = staticmethod(jnp.log)

@@ -45,7 +45,7 @@ _REACH, _AROUND = 9.0, 41
 _SEARCHED, _ZOOMS, _STRETCH = 13, 5, 5.0
 """Points of each search for a peak, at sinh of numbers that begin at -5 and 5, and how many there are."""
 _STEEP = 0.2
-"""A value between two nodes that exceeds both by more is a peak of which they say nothing."""
+"""A value between two nodes that exceeds both by more is a peak that the nodes miss."""
 
 
 def _symmetric(halves: list[float], sign: float = 1.0) -> np.ndarray:
@@ -94,13 +94,13 @@ def log_expectation(
     affine: bool = False,
     most: int = 128,
 ) -> Array:
-    r"""The log of :math:`E[g(v)]` for :math:`v \sim N(\mu, \sigma^2)`, number by number.
+    r"""The log of :math:`E[g(v)]` for :math:`v \sim N(\mu, \sigma^2)`, elementwise.
 
     The intervals are found without derivatives; that of the result is exact for the sum over their nodes, which keep
     their places in units of :math:`\sigma`.
 
     Args:
-        log_value: from points of the shape of ``loc`` to :math:`\log g` there, number by number.
+        log_value: from points of the shape of ``loc`` to :math:`\log g` there, elementwise.
         loc: :math:`\mu`.
         variance: :math:`\sigma^2`.
         centres: from such points to numbers (Q, ...), each zero where :math:`\log g` may have a peak or a kink.
@@ -159,7 +159,7 @@ def log_expectation_around_peak(log_value: Function, loc: Array, variance: Array
     the peak, estimated from its decay around c.
 
     Args:
-        log_value: from points of the shape of ``loc`` to :math:`\log g` there, number by number.
+        log_value: from points of the shape of ``loc`` to :math:`\log g` there, elementwise.
         loc: :math:`\mu`.
         variance: :math:`\sigma^2`.
 
@@ -290,7 +290,7 @@ def _measured(integrand: Function, offsets: Function | None, low: Array, high: A
 
 
 def _hidden_peak(integrand: Function, offsets: Function, z: Array, values: Array) -> tuple[Array, Array]:
-    """The log of what the highest peak between two nodes may hold at most, -inf if none is, and its place (P, ...)."""
+    """A bound on the log mass of the highest peak between two nodes, -inf if there is none, and its place (P, ...)."""
     before, after, width = values[:-1], values[1:], jnp.diff(z, axis=0)
     numbers = offsets(z)
     left, right = numbers[:, :-1], numbers[:, 1:]
@@ -310,7 +310,7 @@ def _hidden_peak(integrand: Function, offsets: Function, z: Array, values: Array
 
 
 def _added_up(integrand: Function, found: _Intervals) -> Array:
-    """The log of the integral over all intervals; those that hold nothing of it are left out."""
+    """The log of the integral over all intervals; those of negligible mass are left out."""
     shape, most = found.low.shape[1:], len(found.low)
     total = logsumexp(found.log_integral, 0)
     kept = found.log_integral > total - 30  # e^-30 of the whole is below rounding, or near it

@@ -173,7 +173,7 @@ class MonteCarlo(Checked, QuadratureRule):
         return Nodes(loc + safe_sqrt(variance) * noise, log_weights)
 
 
-# Larger grids of nodes are refused.
+# Larger grids of nodes raise an error.
 _MOST_NODES = 20_000
 
 
@@ -251,7 +251,7 @@ class ProductGrid(QuadratureRule):
         return int(self.each**self.count)
 
     def at_mean(self, columns: range) -> ProductGrid:
-        """The grid in which ``columns``, which have a direction of their own, stay at their means."""
+        """The grid in which ``columns``, which have a separate direction, stay at their means."""
         (gone,) = {self.directions[column] for column in columns}
         left = sorted(set(self.directions) - {-1, gone})
         renamed = {old: new for new, old in enumerate(left)} | {gone: -1, -1: -1}

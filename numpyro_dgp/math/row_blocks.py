@@ -108,12 +108,12 @@ def in_blocks(
     """``function(rows)`` for a function that treats rows (N, D) one by one, computed in blocks where they are many.
 
     For the derivative each block is computed again instead of being held. Block number i of c takes the rows i, i + c,
-    i + 2c, and so on: where the rows are spread over devices, every device then has a share of every block.
+    i + 2c, and so on: where the rows are sharded over devices, every device then has a share of every block.
 
     Args:
         function: from rows (n, D) to arrays (n, ...), any n.
         rows: all of them.
-        keep: the checkpoint name of intermediate results that are held after all.
+        keep: the checkpoint name of intermediate results that are stored after all.
         cells: the largest number of values that one row needs in memory.
         outputs: P in a layer; where one row has few products, P M, blocks have more rows. 0: not known.
         size: M in a layer; where it is large, blocks have fewer rows.

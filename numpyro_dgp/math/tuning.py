@@ -1,7 +1,7 @@
 """Constants of the fast paths for each platform, most of them from measurements on one machine.
 
 None of them changes a result beyond rounding: they decide which of two ways of computing the same numbers is taken, or
-how much is held in memory. Constants that do change results (jitter, for one) are not here.
+how much memory is used. Constants that do change results (jitter, for one) are not here.
 
 :func:`tuned` gives those of the platform that a program is traced for.
 """
@@ -46,10 +46,10 @@ class Tuning:
         single_factor: size up to which a matrix is factorised by one call, and not by halves.
         many_matrices: from this many matrices of size up to ``small_solve`` on, products over all of them at once
             factorise them, and not one factorisation each.
-        leaf: size of the blocks that are then factorised number by number.
+        leaf: size of the blocks that are then factorised elementwise.
         few_columns: input columns up to which squared distances are summed column by column, in one fused pass over
             the result: exact where the matrix product that takes over with more columns loses digits.
-        cells: numbers that expectations of kernels hold at once.
+        cells: most entries of the arrays that expectations of kernels make at once.
         chunk: steps of a Markov chain in one chunk, where chunks are joined by a parallel scan; 0 for the root of the
             number of steps, where they are joined one after the other.
         together: points of sequential Monte Carlo that are moved together. They wait for the one whose slice takes

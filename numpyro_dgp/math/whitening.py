@@ -61,7 +61,7 @@ def _inverse_factor_of_many(K: Array) -> Array:
 
 
 def _inverse_factor_by_rows(K: Array) -> Array:
-    """The same for matrices of a few rows: Cholesky's recursion number by number, for all matrices at once."""
+    """The same for matrices of a few rows: Cholesky's recursion entry by entry, for all matrices at once."""
     L: dict[tuple[int, int], Array] = {}
     rows: list[Array] = []
     for i, row in enumerate(jnp.eye(K.shape[-1], dtype=K.dtype)):

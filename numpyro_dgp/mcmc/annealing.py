@@ -34,7 +34,7 @@ _ACCEPTANCE = 0.8
 _GAIN = 0.1
 # Steps are longer or shorter by up to this share, at random, so that no trajectory closes a circle.
 _JITTER = 0.3
-# Share of the temperatures that are spaced as in the trial, however little the log ratio is spread.
+# Share of the temperatures that are spaced as in the trial, however little the log ratio varies.
 _EVEN = 0.1
 
 
@@ -71,9 +71,9 @@ def first_path(temperatures: int, size: int, dtype: jnp.dtype) -> Path:
 def tuned(path: Path, trial: Runs) -> Path:
     r"""The path for the runs that count, from a trial run that has adapted its step sizes.
 
-    The log ratio has the same spread times :math:`\beta_{t + 1} - \beta_t` at all temperatures, which is best where
-    runs follow the path closely. Its spread is half the distance between two quantiles, because a few runs that begin
-    far out would fix a standard deviation.
+    The scale of the log ratio times :math:`\beta_{t + 1} - \beta_t` is the same at all temperatures, which is best
+    where runs follow the path closely. The scale is half the distance between two quantiles, because a few runs that
+    begin far out would determine a standard deviation.
 
     Args:
         path: of the trial, from 0 to 1.

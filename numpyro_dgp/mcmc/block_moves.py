@@ -39,7 +39,7 @@ class Move(Protocol):
         """The next state, values and negative log density."""
 
     def describe(self, state: Any) -> str:
-        """What the progress bar says."""
+        """The text of the progress bar."""
 
 
 @runtime_checkable

@@ -80,7 +80,7 @@ def planned(found: Latents, chosen: _Chosen, rest: Update) -> dict[str, PlannedB
 
     Args:
         found: its latent sites.
-        chosen: updates by the sites of a block, as the user says.
+        chosen: updates by the sites of a block, from the user.
         rest: the update of sites that are in no block.
 
     Raises:
@@ -105,7 +105,7 @@ def planned(found: Latents, chosen: _Chosen, rest: Update) -> dict[str, PlannedB
 
 
 def _named(found: Latents, chosen: _Chosen) -> _Chosen:
-    """Updates by latent sites: a layer's name stands for its non-centred values."""
+    """Updates by latent sites: a layer's name means its non-centred values."""
     updates: _Chosen = {}
     seen: set[str] = set()
     for given, update in chosen.items():
@@ -178,7 +178,7 @@ class _Run(NamedTuple):
 class Gibbs(ProgramKernel):
     r"""Gibbs sampling of a deep GP, block by block, a kernel for ``numpyro.infer.MCMC``.
 
-    It samples the program ``dgp.for_mcmc(model)``, in which inducing values that only Gaussian likelihoods see,
+    It samples the program ``dgp.for_mcmc(model)``, in which inducing values that only Gaussian likelihoods depend on,
     dist.Normal(a * v + b, scale), are integrated and drawn exactly (unless nothing else is left to move). A sweep moves
     everything else:
 
@@ -193,7 +193,7 @@ class Gibbs(ProgramKernel):
         model: the program, or ``dgp.for_mcmc`` of it, which then takes ``params``, ``noncentered`` and ``collapse``.
         params: values for its ``numpyro.param`` sites, for example ``svi_result.params``.
         blocks: updates by site, or by several sites that move together; a layer may be given by the name of its hidden
-            values. Sites not named here are blocks as said above.
+            values. Sites not named here are blocks as above.
         rest: the update of all sites that are no blocks, :class:`~numpyro_dgp.mcmc.BlockNUTS` or
             :class:`~numpyro_dgp.mcmc.Slice`.
         noncentered: put the values of layers in the form of :class:`NonCentered`. With ``False``, hyperparameters of a
@@ -203,7 +203,7 @@ class Gibbs(ProgramKernel):
         init_strategy: NumPyro's, for example ``init_to_value(values=guide.median(params, X, y))``.
 
     Raises:
-        ValueError: a model that is no function, blocks that are no updates, what :func:`for_mcmc` refuses; when run, a
+        ValueError: a model that is no function, blocks that are no updates, or as :func:`for_mcmc`; when run, a
             block of no latent site, of an integrated layer or with a site of another one, an ``EllipticalSlice`` of a
             site without a Gaussian prior, a discrete site, a program without observations.
 

@@ -167,7 +167,7 @@ def numbers_behind(
 
 @contextmanager
 def _alone(params: Mapping[str, Array]) -> Iterator[None]:
-    """A run of its own, in which ``numpyro.param`` sites have the values ``params``."""
+    """A separate run, in which ``numpyro.param`` sites have the values ``params``."""
     with handlers.block(), require(WHOLE_DATA, FIXED_PARAMETERS), handlers.substitute(data=dict(params)):
         yield
 
@@ -253,7 +253,7 @@ class _ToWhite(_FromWhite):
         if math.prod(found.shape) > math.prod(msg["fn"].shape()):
             raise expected(
                 f"samples= of a program without {type(unwrap(msg['fn'])).__name__}",
-                f"one at {name!r}, whose values do not tell the numbers that they are drawn from",
+                f"one at {name!r}, whose values do not determine the numbers that they are drawn from",
                 "leave samples= out, the bound from below needs none",
             )
         self.white[name] = found.white(jnp.asarray(self.values[name], found.dtype))

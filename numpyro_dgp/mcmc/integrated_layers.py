@@ -222,7 +222,7 @@ def _read_by(site: Message) -> list[Array]:
 
 
 def _layer(likelihood: Any) -> str | None:
-    """The site of the inducing values of the function that a likelihood sees."""
+    """The site of the inducing values of the function under a likelihood."""
     function = likelihood.f_x.function
     return None if function is None else function.site
 
@@ -239,7 +239,7 @@ def _obstacle(name: str, samples: Trace, readers: list[str]) -> str | None:
             return reason
     if readers:
         return f"{readers[0]!r} depends on it"
-    return None if likelihoods else "no likelihood sees it"
+    return None if likelihoods else "no likelihood depends on it"
 
 
 def _not_gaussian(name: str, site: Message) -> str | None:
@@ -249,7 +249,7 @@ def _not_gaussian(name: str, site: Message) -> str | None:
     if not site["is_observed"]:
         return f"{name!r} is not observed"
     if isinstance(fn.f_x, MixedValues):
-        return f"the likelihood at {name!r} sees mixtures of its outputs"
+        return f"the likelihood at {name!r} depends on mixtures of its outputs"
     if fn.normal is None:
         return f"the likelihood at {name!r} is {fn.family}, and not dist.Normal(a * v + b, scale)"
     if not is_dense(function):

@@ -210,8 +210,8 @@ class _Fields(NamedTuple):
 class SGHMCState(_Fields):
     """State of :class:`SGHMC`; names in ``extra_fields`` of ``MCMC.run``.
 
-    A state holds tracers while a chain runs and numbers when it has ended: then one with a lost draw is an error, and
-    so is one of a chain that has run away among finite numbers.
+    A state has tracers while a chain runs and numbers when it has ended: then a NaN draw is an error, and so is a chain
+    that has diverged at finite numbers.
 
     Raises:
         ValueError: draws without finite density, or a temperature far above one.
@@ -240,7 +240,7 @@ class SGHMCState(_Fields):
 
 
 _HOT = 10.0
-"""Mean temperature of chains whose spread is more than three times that of the target."""
+"""Mean temperature of chains whose standard deviation is more than three times that of the target."""
 _SHORT = 1000.0
 """Of n draws, ``_SHORT / n`` more is allowed: the mean of a few may be large by chance."""
 

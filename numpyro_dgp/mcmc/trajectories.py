@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from numpyro.infer.hmc import hmc
 
-from numpyro_dgp._checks import expected
+from numpyro_dgp._checks import expect
 from numpyro_dgp._fields import Checked, count, positive
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
@@ -69,13 +69,15 @@ class BlockNUTS(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.target_accept_prob, Real) or not 0 < self.target_accept_prob < 1:
-            raise expected(
-                "0 < target_accept_prob < 1", repr(self.target_accept_prob), "try 0.8, or 0.95 if it diverges"
-            )
+        expect(
+            isinstance(self.target_accept_prob, Real) and 0 < self.target_accept_prob < 1,
+            "0 < target_accept_prob < 1",
+            repr(self.target_accept_prob),
+            "try 0.8, or 0.95 if it diverges",
+        )
 
     def open(self) -> Trajectories:
-        """A move with an adaptation of its own."""
+        """A move with its own adaptation."""
         return Trajectories(self, *hmc(potential_fn_gen=lambda density: density, algo="NUTS"))
 
 

@@ -53,8 +53,8 @@ def condition(
         The posterior of the program given the rows of the fit and the new ones.
 
     Raises:
-        ValueError: as :func:`update`; last layers whose q(v) is not ``Full()``: of independent numbers each would be
-            taken as if the others stayed; latents with a posterior of their own for every row.
+        ValueError: as :func:`update`; last layers whose q(v) is not ``Full()``: each independent entry would be
+            updated as if the others were known; latents with a variational distribution for every row.
 
     Example:
         >>> import jax

@@ -207,10 +207,10 @@ class Continued:
         optimizer: gives it, from the guide and the layers of the program.
         program: the model and guide to go on with; ``None`` for those of the fit.
         num_particles: draws of the hidden layers in a step.
-        memory: how much what is known counts.
+        memory: weight of the previous posterior.
         progress_bar: show a progress bar.
-        moves: whether hyperparameters, and what single rows have, are learned too.
-        rows_only: whether what single rows have is all that is learned; it starts at the best of draws from the prior.
+        moves: whether hyperparameters, and parameters of single rows, are optimised too.
+        rows_only: whether only parameters of single rows are optimised; they start at the best of draws from the prior.
     """
 
     num_steps: int

@@ -60,11 +60,11 @@ def fitted_layers(layers: Mapping[str, OpenLayer], *, bounded: bool) -> dict[str
 
     Args:
         layers: by the names of their sites.
-        bounded: whether q(v) counts as p(v) in directions in which it is wider, which no rows make it: steps that are
-            random do. The ratio of the two is unbounded there, and hyperparameters that are learned run after it.
+        bounded: whether q(v) is replaced by p(v) in directions in which it is wider, which noisy steps cause and data
+            cannot. The ratio of the two is unbounded there, and fitted hyperparameters would follow it.
     """
     for layer in layers.values():
-        jax.eval_shape(layer.function.whitened_values_of, layer.function)  # refused before anything is computed
+        jax.eval_shape(layer.function.whitened_values_of, layer.function)  # raises before anything is computed
     moments = {name: _moments(name, layer) for name, layer in layers.items()}
     if bounded:
         moments = {name: narrower_than_prior(*q) for name, q in moments.items()}

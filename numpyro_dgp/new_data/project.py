@@ -34,7 +34,7 @@ def project(
 
     by q(w_n), with q(f), hyperparameters and inducing inputs of the fit. Such bounds have several maxima: each row
     starts at the best of 200 draws from the prior. Entries of y that are not known may be missing, by
-    :func:`~numpyro_dgp.likelihoods.missing` in the program. :func:`update` learns from the new rows too.
+    :func:`~numpyro_dgp.likelihoods.missing` in the program. :func:`update` updates the layers too.
 
     Args:
         posterior: the fitted program, as for :func:`update`.

@@ -45,8 +45,8 @@ def update(
     all rows, in any order. In all other cases it is an approximation: the rows of the fit cannot be re-evaluated with
     other hyperparameters, and the layers of a deep program are represented independently.
 
-    All parameters continue to be optimised: hyperparameters, learned inducing inputs, q(v) of all layers. Latents are
-    those of the new rows. :func:`condition` keeps hyperparameters fixed.
+    All parameters continue to be optimised: hyperparameters, inducing inputs (``learn=True``), q(v) of all layers.
+    Latents are those of the new rows. :func:`condition` keeps hyperparameters fixed.
 
     To change the inducing points, pass ``guide=`` for the same program with another ``dgp.Points(Z)``. Then q(v)
     starts at the posterior of the fit there, and learned inducing inputs start at the Z of the program.

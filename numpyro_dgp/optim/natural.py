@@ -111,7 +111,7 @@ def convert(pair: Pair, source: Coordinates, target: Coordinates, *, diagonal: b
         pair: two arrays (..., n) and (..., n, n); of one shape when diagonal.
         source: the coordinates of ``pair``.
         target: the coordinates wanted.
-        diagonal: whether every number is a Gaussian of its own.
+        diagonal: whether the entries are independent Gaussians.
 
     Raises:
         ValueError: unknown coordinates.
@@ -140,7 +140,7 @@ def sample(
         pair: the Gaussians.
         source: the coordinates of ``pair``.
         sample_shape: shape of independent draws.
-        diagonal: whether every number is a Gaussian of its own.
+        diagonal: whether the entries are independent Gaussians.
     """
     m, R = convert(pair, source, "mean/sqrt", diagonal=diagonal)
     white = jax.random.normal(key, (*sample_shape, *m.shape), m.dtype)
@@ -161,7 +161,7 @@ def natural_gradient(
         natural: the Gaussian in natural coordinates.
         slope: derivative of the loss by its expectation coordinates :math:`\eta`.
         coordinates: :math:`\xi`.
-        diagonal: whether every number is a Gaussian of its own.
+        diagonal: whether the entries are independent Gaussians.
 
     Source: Salimbeni (2020), equation 3.10.
     """
@@ -186,7 +186,7 @@ def natural_step(
         gradient: derivatives of the loss by both.
         step_size: :math:`\gamma`, one per Gaussian, (...,); of the shape of the means when diagonal.
         coordinates: in which the step is straight.
-        diagonal: whether every number is a Gaussian of its own.
+        diagonal: whether the entries are independent Gaussians.
 
     Returns:
         Mean and root after the step; NaN where the step leaves the cone of positive-definite matrices.

@@ -47,7 +47,7 @@ def fit(
         >>> plots.fit(x, prediction, data=(x, np.sin(x))).axes[0].get_ylabel()
         'y'
     """
-    x, (mean, sd) = known_numbers("x of plots.fit", x), _moments(prediction)
+    x, (mean, sd) = known_numbers("x", x), _moments(prediction)
     expect(
         x.ndim == 1 and mean.ndim == 1,
         "x of shape (N,) and one output",
@@ -114,7 +114,7 @@ def density(
     data: tuple[ArrayLike, ArrayLike] | None = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """A conditional density p(y | x) over one input as a heat map; every column is a density of its own.
+    """A conditional density p(y | x) over one input as a heat map; every column is a density.
 
     With ``grid = jnp.broadcast_to(y[:, None], (len(y), len(x)))`` the densities are
     ``posterior.log_density(key, grid, x[:, None])``.
@@ -144,7 +144,7 @@ def density(
     """
     x, y = known("x", x, None), known("y", y, None)
     rows = None if data is None else pair(data)
-    values = known_numbers("log_density of plots.density", log_density)
+    values = known_numbers("log_density", log_density)
     expect(
         values.shape == (len(y), len(x)),
         f"log_density of shape ({len(y)}, {len(x)}), one row per level and one column per input",
@@ -186,15 +186,15 @@ def marginals(draws: ArrayLike, y: ArrayLike, log_density: ArrayLike, *, observe
 
     Source: Salimbeni (2020), figures 5.6 and 5.7.
     """
-    draws, y = known_numbers("draws of plots.marginals", draws), known("y", y, None)
-    values = known_numbers("log_density of plots.marginals", log_density)
+    draws, y = known_numbers("draws", draws), known("y", y, None)
+    values = known_numbers("log_density", log_density)
     expect(
         draws.ndim == 2 and values.shape == (len(y), draws.shape[1]),
         f"draws (S, N) and log_density ({len(y)}, N)",
         f"{draws.shape} and {values.shape}",
         "choose a few test points for both",
     )
-    require_finite("draws of plots.marginals", draws, "check the fit: NaN in its losses?")
+    require_finite("draws", draws, "check the fit: NaN in its losses?")
     _require_density(values, y=y)
     number = draws.shape[1]
     seen = None if observed is None else known("observed", observed, number)

@@ -66,7 +66,7 @@ def bounds(losses: Mapping[str, ArrayLike], *, size: int = 1, window: int = 50, 
 
 
 def layers(posterior: Posterior, key: Array, X: ArrayLike, *args: Any, num_points: int = 200) -> Figure:
-    """Every layer as a function of its own inputs, with its inducing points.
+    """Every layer as a function of its inputs, with its inducing points.
 
     One row per layer, one column per output (at most four). A panel shows the posterior of the layer's function, two
     standard deviations wide, along the first principal direction of its inputs and through their mean; with one
@@ -158,14 +158,14 @@ def latent_space(
 
     Source: Salimbeni (2020), section 4.4 and figure 4.7.
     """
-    draws = known_numbers("draws of plots.latent_space", draws)
+    draws = known_numbers("draws", draws)
     expect(
         draws.ndim == 3 and draws.shape[-1] in (1, 2) and len(draws) >= 3,
         "draws (S, N, 1) or (S, N, 2) with S at least 3",
         f"shape {draws.shape}",
         "choose two columns, draws[..., [0, 1]]",
     )
-    require_finite("draws of plots.latent_space", draws, "check the fit: NaN in its losses?")
+    require_finite("draws", draws, "check the fit: NaN in its losses?")
     mean = draws.mean(0)
     if colours is not None and np.shape(colours) != mean.shape[:1]:
         raise expected(f"colours of shape ({len(mean)},), one per datum", np.shape(colours))

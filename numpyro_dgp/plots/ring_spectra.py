@@ -39,7 +39,7 @@ def ring_spectra(
     grid is on the same scale: draws from the prior scatter about the curve, with a standard deviation as large as the
     mean. At frequencies where draws from a posterior agree with each other, the data determine them; where they scatter
     about the prior, they do not. Noise of standard deviation :math:`\sigma` has the power :math:`\sigma^2` at every
-    frequency: parts of the process with far less power cannot be learned from data at all points of the grid. The mean
+    frequency: parts of the process with far less power cannot be inferred from data at all points of the grid. The mean
     of the values, frequency zero, is left out.
 
     Args:
@@ -72,7 +72,7 @@ def ring_spectra(
         "show additive kernels term by term, on ring.on((d,))",
     )
     M = ring.sizes[0]
-    values = None if values is None else known_numbers("values of plots.ring_spectra", values)
+    values = None if values is None else known_numbers("values", values)
     if noise is not None:
         require_noise(noise)
     if values is not None and (np.ndim(values) not in (1, 2) or np.shape(values)[-1] != M):
@@ -82,7 +82,7 @@ def ring_spectra(
             "predict at ring.points()",
         )
     if values is not None:
-        require_finite("values of plots.ring_spectra", values, "check the fit: NaN in its losses?")
+        require_finite("values", values, "check the fit: NaN in its losses?")
     half = slice(1, M // 2 + 1)
     at = np.abs(frequencies(ring.sizes)[half, 0]) / float(ring.length[0])
     ax = open_axes(ax)

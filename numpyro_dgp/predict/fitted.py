@@ -196,7 +196,7 @@ class Fit:
 
         Values of a layer with ``inducing=None`` at new rows depend on those at the rows of the fit. Given each draw of
         hyperparameters and, where they are not observed, of these values, they have the closed form of
-        ``f.condition(X, v)``. Predictions of an observed ``f(X, noise=s)`` hold the noise, as those of every observed
+        ``f.condition(X, v)``. Predictions of an observed ``f(X, noise=s)`` have the noise, as those of every observed
         site; ``predict_function`` is without it. Other programs do not need the data.
 
         Args:
@@ -234,7 +234,7 @@ class Fit:
         guide = None if self.guide is None else adapted(self.guide).on(*args, **kwargs)
         exact = jax.eval_shape(lambda: found._known(jax.random.key(0), {})[0])
         if exact:
-            require_finite_leaves("data of Posterior.on", jax.tree.leaves(data))
+            require_finite_leaves("data", jax.tree.leaves(data))
         return dataclasses.replace(found, guide=guide, data=data if exact else None)
 
     def _with_parameters(self) -> Callable[..., Any]:
@@ -390,7 +390,7 @@ def as_data(leaf: Any) -> Any:
         f"a symbolic one, shape {np.shape(leaf)}",
         ("export the prediction of a row over rows, jax.vmap(lambda x: posterior.predict(key, x[None]).mean[0])"),
     )
-    return as_array("arguments of Posterior", leaf) if is_array(leaf) else leaf
+    return as_array("arguments of the model", leaf) if is_array(leaf) else leaf
 
 
 def require_arguments(key: Any, leaves: list[Any]) -> None:
@@ -473,7 +473,7 @@ def require_fit(model: Any, guide: Any, params: Any, samples: Any, site: Any) ->
 
 
 def require_draws(samples: Mapping[str, Any], sites: Trace) -> None:
-    """Raise if draws of a site of the program hold NaN."""
+    """Raise if draws of a site of the program are NaN."""
     for name in sorted(samples.keys() & sites.keys()):
         if sites[name]["type"] == "sample":
             require_finite(f"draws of {name!r}", samples[name], "the chain diverged: look at its diagnostics")

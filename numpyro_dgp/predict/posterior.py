@@ -137,7 +137,7 @@ class Posterior(Fit):
             group that the fit has not seen, or a batch size with rows that are not predicted independently.
 
         Warns:
-            UserWarning: a mean or variance that is infinite or NaN; inputs at which a representation says nothing, such
+            UserWarning: a mean or variance that is infinite or NaN; inputs at which a representation is not valid, such
                 as those outside of a ``Basis``.
         """
         found = self._predictor(_MOMENTS, key, self.options, args, kwargs, X_variance)
@@ -252,7 +252,7 @@ class Posterior(Fit):
              [9 9]]
         """
         levels = quantities.Levels.of(q)
-        quantity = Quantity(quantities.spread_of, finish=levels, leading=len(levels.shape))
+        quantity = Quantity(quantities.predictive_of, finish=levels, leading=len(levels.shape))
         return self._predictor(quantity, key, self.options, args, kwargs, X_variance)
 
     def predict_function(self, key: Array, *args: Any, X_variance: ArrayLike | None = None, **kwargs: Any) -> Mixture:

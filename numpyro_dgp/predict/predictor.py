@@ -499,7 +499,7 @@ class Predictor:
         sample = {site: values[i] for site, values in samples.items()}
         args, kwargs = name.arguments(arrays)
         draw, target = jax.random.split(key, name.num_samples)[i], name.target._replace(batch=batch)
-        with numpyro.validation_enabled(not outside):  # the index is the reason of what NumPyro would say
+        with numpyro.validation_enabled(not outside):  # the index is the reason of NumPyro's error
             _of_draw(name.quantity, self.fit, target, draw, sample, args, kwargs)
         require_inside(outside)
 
@@ -519,8 +519,7 @@ class Predictor:
         if self.fit.samples is None:
             return {}
         total = len(next(iter(self.fit.samples.values())))
-        if num_samples > total:
-            raise expected(f"num_samples of at most {total}, the number of MCMC draws", num_samples)
+        expect(num_samples <= total, f"num_samples of at most {total}, the number of MCMC draws", num_samples)
         index = np.linspace(0, total - 1, num_samples).astype(int)
         return {name: jnp.asarray(value)[index] for name, value in self.fit.samples.items()}
 

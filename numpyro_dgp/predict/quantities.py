@@ -64,8 +64,8 @@ __all__ = [
     "observed_distribution",
     "observed_function",
     "probabilities_of",
-    "spread",
-    "spread_of",
+    "predictive",
+    "predictive_of",
     "warn_infinite",
 ]
 
@@ -205,7 +205,7 @@ def jointly_of(
     f_x = observed_function(unwrap(sites[target.site or ""]["fn"]), target.site)
     covariances, priors = _covariances(f_x)
     one = f_x.event_dim == 0
-    # The diagonal holds the variances of predict_function.
+    # The diagonal has the variances of predict_function.
     covariances = set_diagonal(covariances, f_x.variance[None] if one else f_x.variance.mT)
     return JointMixture(f_x.loc, covariances[0], priors[0]) if one else JointMixture(f_x.loc, covariances, priors)
 
@@ -292,15 +292,17 @@ class _Draws(NamedTuple):
         return quantiles.reshape(*q.shape, *quantiles.shape[1:])
 
 
-def spread_of(fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any) -> Mixture | _Labels | _Draws:
+def predictive_of(
+    fit: Fit, target: Target, key: Array, sample: Any, args: Any, kwargs: Any
+) -> Mixture | _Labels | _Draws:
     """The representation of y from which quantiles are computed, in one run of the model."""
     run_key, y_key = jax.random.split(key)
     if target.batch is not None:
         y_key = jax.random.fold_in(y_key, target.batch)
-    return spread(observed_distribution(fit, target, run_key, sample, args, kwargs), y_key)
+    return predictive(observed_distribution(fit, target, run_key, sample, args, kwargs), y_key)
 
 
-def spread(fn: Any, key: Array) -> Mixture | _Labels | _Draws:
+def predictive(fn: Any, key: Array) -> Mixture | _Labels | _Draws:
     """Moments of a distribution that is Gaussian, probabilities of labels, or draws."""
     found = value_range(fn)
     found.require_order()
@@ -313,7 +315,7 @@ def spread(fn: Any, key: Array) -> Mixture | _Labels | _Draws:
 
 @dataclasses.dataclass(frozen=True)
 class Levels:
-    """Quantiles from the results of :func:`spread` for all draws.
+    """Quantiles from the results of :func:`predictive` for all draws.
 
     Args:
         q: the levels, in order.

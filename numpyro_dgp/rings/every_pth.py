@@ -46,7 +46,7 @@ class Subsampled:
 
     Raises:
         ValueError: J that does not divide the size of the ring, a kernel without a spectral density, observations of
-            another shape, or noise that is not positive (each method says which).
+            another shape, or noise that is not positive.
 
     Example:
         >>> import jax.numpy as jnp
@@ -189,10 +189,10 @@ class Subsampled:
         a, w, signal = self.eigenvalues, self.weights, self._signal()
         s2 = jnp.square(jnp.asarray(noise, a.dtype))
         lost = (a * (1 - w)).sum(0)  # 1'lambda_m - mean (M,), mean = beta_m' lambda_m
-        spread = (w * jnp.square(a - signal)).sum(0)  # V_m
+        variance = (w * jnp.square(a - signal)).sum(0)  # V_m
         log_ratio = jnp.log1p(signal / s2) - jnp.log1p(a / s2).sum(0)
         # (lost - V / (s^2 + mean)) / s^2 of the first trace, lost / s^2 of the last one, log ratio
-        return 0.5 * ((2 * lost - spread / (s2 + signal)) / s2 + log_ratio).sum()
+        return 0.5 * ((2 * lost - variance / (s2 + signal)) / s2 + log_ratio).sum()
 
     def posterior(self, y: ArrayLike, noise: ArrayLike) -> tuple[Array, Array]:
         """The approximate posterior at all points: means and variances of the function, each (N,).
@@ -226,10 +226,8 @@ class Subsampled:
 
     def _data(self, y: ArrayLike, noise: ArrayLike) -> tuple[Array, Array]:
         require_noise(noise)
-        y = as_numbers("observations of Subsampled", y)
-        require_finite(
-            "observations of Subsampled", y, "of a series with gaps use RingNormal, or a layer on a dgp.Grid"
-        )
+        y = as_numbers("observations y", y)
+        require_finite("observations y", y, "of a series with gaps use RingNormal, or a layer on a dgp.Grid")
         expect(
             np.shape(y) == (self.eigenvalues.size,),
             f"an observation at each of the {self.eigenvalues.size} points of the ring",

@@ -6,7 +6,7 @@ with :math:`G = (C + \sigma^2 I)^{-1}` on the whole ring,
 .. math:: \log\det(C + \sigma^2 I)_{oo} = -\log\det G + \log\det G_{uu}, \qquad
           (C + \sigma^2 I)_{oo}^{-1} = G_{oo} - G_{ou} G_{uu}^{-1} G_{uo} .
 
-Where fewer points are observed than not, or have noise of their own, :math:`C_{oo} + D` is factorised itself.
+Where fewer points are observed than not, or have different noise variances, :math:`C_{oo} + D` is factorised itself.
 
 **Many gaps** are solved by conjugate gradients.
 

@@ -70,7 +70,7 @@ class Grid(Ring):
             ``ScaledCirculant``), and no array of N times M numbers is made. The rules ``Full``, ``Diagonal`` and
             ``ScaledProduct``, structured guides, joint values and draws of functions look at all points nevertheless;
             where an array over all points would have more than 2**31 numbers, an error names the rules that need none.
-            A lengthscale that grows, as it is learned, beyond what the neighbours reach is an error; in compiled
+            A lengthscale that grows during a fit beyond what the neighbours reach is an error; in compiled
             programs values are then NaN, and :func:`~numpyro_dgp.fit` gives the reason.
         nugget: variance of independent noise on the values on the grid, relative to that of the kernel, the same in
             both precisions. The smaller, the stiffer are the bounds of the rules ``ScaledPrior``, ``ScaledCirculant``
@@ -98,12 +98,12 @@ class Grid(Ring):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.nugget, int | float | np.floating) or not 0 < self.nugget < 1:
-            raise expected(
-                "a nugget between 0 and 1, a share of the variance of the kernel",
-                repr(self.nugget),
-                "1e-10 for functions known nearly exactly, in double precision; leave it out otherwise",
-            )
+        expect(
+            isinstance(self.nugget, int | float | np.floating) and 0 < self.nugget < 1,
+            "a nugget between 0 and 1, a share of the variance of the kernel",
+            repr(self.nugget),
+            "1e-10 for functions known nearly exactly, in double precision; leave it out otherwise",
+        )
         object.__setattr__(self, "nugget", float(self.nugget))
         if self.neighbours is None:
             return
@@ -148,9 +148,9 @@ class Grid(Ring):
             >>> print(grid.low, grid.high, grid.size)
             [-3.] [7.] (20,)
         """
-        X = known_numbers("inputs of Grid.around", X)
+        X = known_numbers("inputs X", X)
         require_inputs(X)
-        require_finite("inputs of Grid.around", X, "drop or impute the rows with missing values")
+        require_finite("inputs X", X, "drop or impute the rows with missing values")
         for name, value in [("lengthscale", lengthscale), ("per_lengthscale", per_lengthscale), ("margin", margin)]:
             require_positive(name, value, "all three are lengths or counts beyond zero")
         X = X if X.dtype.kind == "f" else X.astype(float)
@@ -174,8 +174,8 @@ class Grid(Ring):
             tol: share of the length (root of the sum of squares) of an input's weights that may be left out. Means,
                 in standard deviations of the prior, and variances change by about as much.
             scaled: for the rules that scale values on the grid, ``ScaledPrior`` and
-                ``ScaledCirculant``. Beside the weights of means they have weights of their own, which for smooth
-                kernels decay more slowly.
+                ``ScaledCirculant``. Their variances have other weights than means, which for smooth kernels decay
+                more slowly.
 
         Raises:
             ValueError: a kernel without a spectral density or with hyperparameters that are traced; ``tol`` that is

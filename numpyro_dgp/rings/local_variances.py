@@ -4,8 +4,8 @@ With the notation of ``rings.uneven_noise`` the posterior covariance of the proc
 
 .. math:: s^2 K\, (I - \rho K)^{-1} = s^2 K + s^2 K\, (\rho^{-1} - K)^{-1} K ,
 
-so that only the points with :math:`\rho \ne 0` enter: the unobserved ones, :math:`\rho = 1`, if one noise variance,
-:math:`s^2`, holds for the others. The variance at a point is computed as if :math:`\rho` were zero further than
+so that only the points with :math:`\rho \ne 0` enter: the unobserved ones, :math:`\rho = 1`, if the others have one
+noise variance :math:`s^2`. The variance at a point is computed as if :math:`\rho` were zero further than
 ``reach`` points from its tile, that is, as if there were observations with the noise :math:`s^2`. Entries of K decay
 with distance, and inside of long gaps those of C do. Under one noise variance what is left out makes the variance
 smaller, and less so the longer the reach.
@@ -34,7 +34,7 @@ _TOL = 1e-3
 _TILE = {1: 64, 2: 8, 3: 4}
 # Entries of the systems that are solved at once.
 _TOGETHER = 2**22
-# Multiplications, above which variances are refused.
+# Most multiplications for variances.
 _MOST = 3e13
 
 Windows = tuple[np.ndarray, np.ndarray]

@@ -71,7 +71,7 @@ def optimal_mean(function: RingFunction, x: ArrayLike, y: ArrayLike, noise: Arra
     """
     _checked(function, noise)
     require_positive("tol", tol, "try 1e-10")
-    rows, targets = _rows(function, x), as_numbers("targets of optimal_mean", y)
+    rows, targets = _rows(function, x), as_numbers("targets y", y)
     shape = (len(rows),) if function.outputs is None else (len(rows), function.outputs)
     expect(
         np.shape(targets) == shape,
@@ -79,7 +79,7 @@ def optimal_mean(function: RingFunction, x: ArrayLike, y: ArrayLike, noise: Arra
         np.shape(targets),
         "of a function without outputs take y[:, 0], for a column open it with outputs=1",
     )
-    require_finite("targets of optimal_mean", targets, "drop the rows with missing values")
+    require_finite("targets y", targets, "drop the rows with missing values")
     residual = jnp.asarray(targets, rows.dtype) - function.mean_at(rows)
     precision = 1 / jnp.square(jnp.asarray(noise, rows.dtype))
     start = jnp.zeros((*residual.shape[1:], function.size), rows.dtype)

@@ -42,7 +42,7 @@ from numpyro_dgp.rings.windows import Window
 
 __all__ = ["RingBelief", "RingPrior", "require_room"]
 
-# Numbers of one array, 16 GiB in double precision, above which it is refused.
+# Most entries of one array, 16 GiB in double precision.
 _MOST_NUMBERS = 2**31
 
 
@@ -125,7 +125,7 @@ class RingBelief(Belief):
 
     @property
     def is_local(self) -> bool:
-        """Whether the grid points around an input are enough for its spread: all families but the product."""
+        """Whether the grid points around an input determine its variance: all families except the product."""
         return self.inner is None
 
     def spread_near(self, windows: tuple[Window, ...]) -> Array:

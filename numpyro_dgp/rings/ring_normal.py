@@ -123,12 +123,12 @@ class RingNormal(DrawnFromWhite):
 
     @property
     def has_even_noise(self) -> bool:
-        """Whether one noise variance holds for all points."""
+        """Whether all points have one noise variance."""
         return self.noise_variance.ndim == 0
 
     @property
     def total(self) -> CirculantMatrix:
-        """The covariance of noisy values on the whole ring, where one noise variance holds."""
+        """The covariance of noisy values on the whole ring, where all have one noise variance."""
         return CirculantMatrix(self.process.spectrum + self.noise_variance, self.process.blocks)
 
     @property
@@ -241,7 +241,7 @@ class RingNormal(DrawnFromWhite):
         return self.process.apply(covariance.weights(embedded, x))
 
     def _covariance(self) -> FewGaps | FewValues | ManyGaps | UnevenNoise:
-        """The covariance of the observations, held in the way that numbers of points decide."""
+        """The covariance of the observations, in the form that suits their number."""
         N, gaps, pattern = len(self.present), len(self.missing), self.pattern
         if self.has_even_noise and gaps <= min(N, self.solver.exact):
             return FewGaps.of(self.process, self.noise_variance, pattern)

@@ -32,7 +32,7 @@ def regular(x: ArrayLike, margin: ArrayLike) -> tuple[Ring, np.ndarray]:
 
     Args:
         x: inputs (N,) in order, whole multiples of their smallest difference apart; or (N, D) with two or three
-            columns, rows in order by the first, then the second, then the third, each on a regular grid of its own.
+            columns, rows in order by the first, then the second, then the third, each on its own regular grid.
         margin: length of the padding, units of x, a number or (D,); six lengthscales make the two ends independent. A
             ring with padding is a few points longer where that makes its Fourier transforms faster by more than the
             algebra of these unobserved points costs. With 0.0 there is no padding: the first point is the neighbour
@@ -58,8 +58,8 @@ def regular(x: ArrayLike, margin: ArrayLike) -> tuple[Ring, np.ndarray]:
 
     Source: Tebbutt (2016), sections 1.3.2 and 1.3.5, with padding.
     """
-    x = known_numbers("inputs of rings.regular", x)
-    require_finite("inputs of rings.regular", x, "drop missing rows: a gap in the inputs is a missing observation")
+    x = known_numbers("inputs x", x)
+    require_finite("inputs x", x, "drop missing rows: a gap in the inputs is a missing observation")
     D = x.shape[1] if x.ndim == 2 else 1
     if isinstance(margin, bool | str) or np.shape(margin) not in ((), (D,)) or not _are_lengths(margin):
         raise expected("a finite margin of 0 or more", margin, "try six lengthscales, or 0.0 for a periodic process")
@@ -202,7 +202,7 @@ def wraparound(kernel: Kernel, ring: Ring, span: ArrayLike) -> Array:
     """
     require_ring(ring)
     kernel, D = as_kernel(kernel), len(ring.sizes)
-    require_finite("span of rings.wraparound", span, "the range of the data, x.max() - x.min()")
+    require_finite("span", span, "the range of the data, x.max() - x.min()")
     inside = not is_concrete(span, ring.length) or bool(np.all((np.asarray(span) >= 0) & (span <= ring.length)))
     if np.shape(span) not in ((), (D,)) or not inside:
         raise expected(

@@ -61,7 +61,7 @@ class Ring:
     r"""A regular grid on a ring, or on a torus in two or three dimensions.
 
     The grid points are :math:`z_j = low + (high - low)\, j / size`. ``high`` is the same point of the ring as ``low``
-    and not a grid point of its own.
+    and not a separate grid point.
 
     Args:
         low: where the ring begins, units of the input; a number, or (D,).

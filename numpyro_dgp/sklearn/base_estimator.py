@@ -221,7 +221,7 @@ class DeepGPEstimator(BaseEstimator):
         """
         check_is_fitted(self)
         given = validate_data(self, X, reset=False, dtype=np.float64)
-        with np.errstate(over="ignore"):  # what is infinite in the precision of JAX is refused
+        with np.errstate(over="ignore"):  # require_squares raises for what overflows
             inputs = self.units_X_(given)
         require_squares("X, standardised as in the fit,", inputs)
         return inputs

@@ -29,9 +29,9 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
     .. math:: y = f_L(\dots f_2(f_1(x)) \dots) + \varepsilon, \qquad f_\ell \sim \mathrm{GP}(m_\ell, k_\ell)
 
     with inner layers that begin as the identity, kernels with a lengthscale for every input column, and noise
-    :math:`\varepsilon` whose size is learned for every output. X and y are standardised inside; all that goes in and
-    comes out is in their own units. The fit is variational, with inducing points; natural gradients for the last layer
-    and Adam for the rest.
+    :math:`\varepsilon` whose standard deviation is fitted for every output. X and y are standardised inside; all that
+    goes in and comes out is in their own units. The fit is variational, with inducing points; natural gradients for the
+    last layer and Adam for the rest.
 
     Predictions are mixtures over draws of the hidden layers. The draws are fixed by the fit, and are the same at every
     row, so that predictions do not depend on which rows are asked for together.
@@ -46,7 +46,7 @@ class DeepGPRegressor(RegressorMixin, DeepGPEstimator):
         kernel: name of a kernel in ``dgp.kernels``, such as ``"RBF"``, or a function of a variance and lengthscales
             (D,).
         guide: name of a guide in ``dgp.guides``, such as ``"MeanField"``, or a function from the program to its guide.
-        likelihood: ``"normal"``, or ``"student-t"`` for outliers, with learned degrees of freedom.
+        likelihood: ``"normal"``, or ``"student-t"`` for outliers, with fitted degrees of freedom.
         num_steps: steps of the fit; by default as many as rows, 1000 at least and 5000 at most.
         learning_rate: of Adam in the first step; it falls to zero by a cosine.
         batch_size: rows of a minibatch, where there are more.

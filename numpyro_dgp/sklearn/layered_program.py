@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _WIDEST = 30
-_INNER_SPREAD = 3.0
+_INNER_LOG_SD = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class NormalOutcome:
 
 @dataclasses.dataclass(frozen=True)
 class StudentTOutcome:
-    """Student-t noise with learned degrees of freedom, above 2, so that the variance is finite.
+    """Student-t noise with fitted degrees of freedom, above 2, so that the variance is finite.
 
     Args:
         outputs: number of outputs, ``None`` for y of shape (N,).
@@ -82,7 +82,7 @@ class StudentTOutcome:
 
 @dataclasses.dataclass(frozen=True)
 class BernoulliOutcome:
-    """Two classes, of which a scalar function is the log odds."""
+    """Two classes, whose log odds are a scalar function."""
 
     outputs: ClassVar[None] = None
     names: ClassVar[tuple[str, ...]] = ()
@@ -99,7 +99,7 @@ class BernoulliOutcome:
 
 @dataclasses.dataclass(frozen=True)
 class CategoricalOutcome:
-    """Several classes with a function each, of which the softmax gives the probabilities.
+    """Several classes with a function each; the softmax gives the probabilities.
 
     Args:
         outputs: number of classes.
@@ -171,8 +171,8 @@ class LayeredProgram:
     def _layer(self, i: int) -> Any:
         Z, mean, lengthscale = self.starts[i]
         last = i == len(self.starts) - 1
-        spread = 1.5 if last else _INNER_SPREAD
-        variance = numpyro.sample(f"variance{i}", dist.LogNormal(0.0, spread))
+        log_sd = 1.5 if last else _INNER_LOG_SD
+        variance = numpyro.sample(f"variance{i}", dist.LogNormal(0.0, log_sd))
         scales = dist.LogNormal(math.log(lengthscale), 1.0).expand([Z.shape[1]]).to_event(1)
         kernel = self.kernel(variance, numpyro.sample(f"lengthscale{i}", scales))
         outputs = self.outcome.outputs if last else self.starts[i + 1].Z.shape[1]

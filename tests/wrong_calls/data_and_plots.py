@@ -49,7 +49,7 @@ WRONG = [
         lambda: Standardizer.fit(TABLE.assign(kind=pd.Categorical(["u", "v"] * 10))),
         r"data to standardise to be numbers, got categories in column 'kind': pandas\.get_dummies",
     ),
-    Wrong("a categorical column", lambda: kmeans(pd.Categorical([1, 2]), 1), "inputs of kmeans to be numbers, got cat"),
+    Wrong("a categorical column", lambda: kmeans(pd.Categorical([1, 2]), 1), "inputs X to be numbers, got cat"),
     Wrong("a column of days", lambda: Standardizer.fit(TABLE.assign(day=DAYS)), TIMES.format(" in column 'day'")),
     Wrong("a series of days", lambda: Standardizer.fit(pd.Series(DAYS)), TIMES.format("")),
     Wrong("days with a zone", lambda: Standardizer.fit(pd.Series(DAYS.tz_localize("UTC"))), TIMES.format("")),
@@ -70,7 +70,7 @@ WRONG = [
     Wrong("periods", lambda: UNITS(DAYS.to_period("D")), "to be numbers, got a Period"),
     Wrong("masked", lambda: kmeans(np.ma.masked_invalid(GAPS), 3), r"got \d masked value\(s\): drop these rows"),
     Wrong("a table without columns", lambda: kmeans(pd.DataFrame(index=[0, 1]), 1), "to have columns, got a DataFrame"),
-    Wrong("missing in a table", lambda: kmeans(TABLE.convert_dtypes().mask(TABLE > 1), 3), "finite inputs of kmeans"),
+    Wrong("missing in a table", lambda: kmeans(TABLE.convert_dtypes().mask(TABLE > 1), 3), "finite inputs X"),
     Wrong(
         "missing whole numbers", lambda: Standardizer.fit(pd.Series([1, None], dtype="Int64")), "finite data to stand"
     ),
@@ -80,7 +80,7 @@ WRONG = [
     Wrong("fit no rows", lambda: Standardizer.fit(X[:0]), r"got \(0, 2\): it needs the rows of all data"),
     Wrong("fit traced", lambda: jax.eval_shape(lambda x: Standardizer.fit(x)(x), X), "known values, got traced ones"),
     Wrong("negative scale", lambda: Standardizer(0.0, -1.0), "Standardizer: expected scale to be positive, got -1"),
-    Wrong("infinite loc", lambda: Standardizer(np.inf, 1.0), "expected finite loc of Standardizer"),
+    Wrong("infinite loc", lambda: Standardizer(np.inf, 1.0), "expected finite loc"),
     Wrong("one column of two", lambda: UNITS(X[:, :1]), r"values of shape \(N, 2\), as those it was .* got \(20, 1\)"),
     Wrong("three columns of two", lambda: UNITS(np.ones((4, 3))), r"values of shape \(N, 2\).* got \(4, 3\)"),
     Wrong("a vector of rows", lambda: UNITS(Y), r"values of shape \(N, 2\).* got \(20,\)"),
@@ -97,8 +97,8 @@ WRONG = [
     Wrong("kmeans of a float", lambda: kmeans(X, 3.0), "between 1 and 20 inducing points.* got 3.0"),
     Wrong("kmeans negative seed", lambda: kmeans(X, 3, seed=-1), "seed to be an integer, zero or more, got -1"),
     Wrong("kmeans a key", lambda: kmeans(X, 3, seed=KEY), "kmeans: expected seed to be an integer"),
-    Wrong("kmeans of times", lambda: kmeans(np.zeros(3, [("a", float)]), 3), "inputs of kmeans to be numbers, got rec"),
-    Wrong("kmeans traced", lambda: jax.eval_shape(lambda x: kmeans(x, 3), X), "inputs of kmeans with known values"),
+    Wrong("kmeans of times", lambda: kmeans(np.zeros(3, [("a", float)]), 3), "inputs X to be numbers, got rec"),
+    Wrong("kmeans traced", lambda: jax.eval_shape(lambda x: kmeans(x, 3), X), "inputs X with known values"),
     Wrong("layers of a vector", lambda: layers(Y, [], 3), r"initial\.layers: expected inputs of shape"),
     Wrong("layers of gaps", lambda: layers(GAPS, [2], 3), "expected finite inputs"),
     Wrong("layers of width zero", lambda: layers(X, [0], 3), "expected a positive integer number of outputs"),
@@ -117,7 +117,7 @@ WRONG = [
     Wrong("mixing of a vector", lambda: mixing(Y, dgp.kernels.RBF(), 2), r"initial\.mixing: expected inputs of shape"),
     Wrong("mixing of gaps", lambda: mixing(GAPS, dgp.kernels.RBF(), 2), "expected finite coordinates of the outputs"),
     Wrong("mixing too many", lambda: mixing(X, dgp.kernels.RBF(), 21), "between 1 and 20 functions.* got 21"),
-    Wrong("pca of times", lambda: pca(DAYS.to_numpy()[:, None], 1), "inputs of means.pca to be numbers, got times"),
+    Wrong("pca of times", lambda: pca(DAYS.to_numpy()[:, None], 1), "inputs X to be numbers, got times"),
     Wrong("pca of a vector", lambda: pca(Y, 1), "means.pca: expected inputs of shape"),
     Wrong("directions too many", lambda: principal_directions(X, 3), "expected between 1 and 2 directions, got 3"),
     # Mixture and densities
@@ -220,7 +220,7 @@ WRONG = [
     Wrong("bounds of NaN", lambda: plots.bounds({"q": LINE * np.nan}), "finite losses of 'q'"),
     Wrong("bounds of no data", lambda: plots.bounds({"q": LINE}, size=0), "size to be positive"),
     Wrong("latents of a matrix", lambda: plots.latent_space(DRAWS), r"expected draws \(S, N, 1\) or \(S, N, 2\)"),
-    Wrong("latents are NaN", lambda: plots.latent_space(np.stack([GAPS] * 3)), "expected finite draws of plots.latent"),
+    Wrong("latents are NaN", lambda: plots.latent_space(np.stack([GAPS] * 3)), "latent_space: expected finite draws"),
     Wrong(
         "spectra of a plane", lambda: plots.ring_spectra(Ring([0.0, 0.0], [1.0, 1.0], (4, 4)), {}), "of one dimension"
     ),

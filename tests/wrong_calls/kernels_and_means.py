@@ -101,16 +101,16 @@ WRONG = [
         "a mean function with 3 output.s., got one with 2",
     ),
     Wrong(
-        "Linear: a vector", lambda: M.LinearMean(jnp.ones(3)), r"means.LinearMean\(W\) of shape \(D, P\), got \(3,\)"
+        "Linear: a vector", lambda: M.LinearMean(jnp.ones(3)), r"LinearMean: expected W of shape \(D, P\), got \(3,\)"
     ),
-    Wrong("Linear: NaN", lambda: M.LinearMean(jnp.full((2, 1), jnp.nan)), "finite weights of means.LinearMean"),
+    Wrong("Linear: NaN", lambda: M.LinearMean(jnp.full((2, 1), jnp.nan)), "finite weights W"),
     Wrong("Linear: columns", lambda: M.LinearMean(jnp.ones((2, 1)))(X), "LinearMean: expected inputs with D = 2"),
     Wrong("Linear: offsets", lambda: M.LinearMean(jnp.ones((1, 2)), b=jnp.ones(3)), r"one per output, \(2,\), got"),
     Wrong("pca: a vector", lambda: M.pca(X[:, 0], 1), "means.pca: expected inputs of shape"),
     Wrong("pca: no outputs", lambda: M.pca(X, 0), "positive integer number of outputs, got 0"),
     Wrong("pca: 1.5", lambda: M.pca(X, 1.5), "positive integer number of outputs, got 1.5"),
-    Wrong("pca: NaN", lambda: M.pca(NAN, 1), "finite inputs of means.pca"),
-    Wrong("pca: text", lambda: M.pca(TEXT, 1), "inputs of means.pca to be numbers"),
+    Wrong("pca: NaN", lambda: M.pca(NAN, 1), "finite inputs X"),
+    Wrong("pca: text", lambda: M.pca(TEXT, 1), "inputs X to be numbers"),
     Wrong("directions: none", lambda: M.principal_directions(X, 0), "between 1 and 1 directions, got 0"),
     Wrong("directions: five", lambda: M.principal_directions(X, 5), "between 1 and 1 directions, got 5"),
 ]

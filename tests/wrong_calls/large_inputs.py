@@ -79,13 +79,13 @@ CALLS = [
         Wrong(f"predict with {name}", lambda X=X: FITTED.predict(KEY, X), fitted),
         Wrong(f"draws of the prior with {name}", lambda X=X: seeded(plain, X), APART.format(r"inputs of f\(x\)")),
         Wrong(f"exact process with {name}", lambda X=X: seeded(exact, X, Y), APART.format(r"inputs of f\(x\)")),
-        Wrong(f"inducing inputs of {name}", on_points(X), APART.format("inducing inputs of gp 'f'")),
+        Wrong(f"inducing inputs of {name}", on_points(X), APART.format("inducing inputs Z")),
         Wrong(f"kernel of {name}", lambda X=X: RBF(X, X), APART.format("inputs")),
-        Wrong(f"latent beside {name}", lambda X=X: seeded(lambda: dgp.latent("w", X, 1)), APART.format("inputs of .*")),
+        Wrong(f"latent beside {name}", lambda X=X: seeded(lambda: dgp.latent("w", X, 1)), APART.format("inputs x")),
         Wrong(
             f"cumulative in {name}",
             lambda t=times: dgp.functions.cumulative(t, t[::4], np.ones(5)),
-            APART.format("inputs of cumulative"),
+            APART.format("inputs"),
         ),
         Wrong(f"acquisition at {name}", lambda X=X: design.ALM(FITTED, KEY)(X), APART.format("points x")),
         Wrong(

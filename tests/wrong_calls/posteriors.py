@@ -366,7 +366,7 @@ WRONG = [
         lambda: drawn({"g": jnp.zeros((2, 3))}, partial(of_numpy, inducing=lambda X: dgp.initial.kmeans(X, 3))).predict(
             KEY, X
         ),
-        "inputs of kmeans with known values, got traced ones: compute it once, outside of model",
+        "kmeans: expected inputs X with known values, got traced ones: compute it once, outside of model",
     ),
     Wrong("mean of labels", lambda: SOFTMAX.predict(KEY, NEW), NO_MEAN.format("CategoricalLogits")),
     Wrong("mean of explicit labels", lambda: EXPLICIT.predict(KEY, NEW), NO_MEAN.format("CategoricalLogits")),

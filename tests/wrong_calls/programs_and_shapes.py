@@ -151,7 +151,7 @@ WRONG = [
     Wrong("latent: 1.0", lambda: seeded(lambda: dgp.latent("w", X, 1.0)), "expected a positive integer dim, got 1.0"),
     Wrong("Points: a vector", lambda: dgp.Points(Z[:, 0]), r"for one input column write Z\[:, None\]"),
     Wrong("Points: empty", lambda: dgp.Points(Z[:0]), r"got \(0, 1\)"),
-    Wrong("Points: a number", lambda: dgp.Points(10), r"expected Points\(Z\) of shape \(M, D\)"),
+    Wrong("Points: a number", lambda: dgp.Points(10), r"Points: expected Z of shape \(M, D\)"),
     Wrong("Points: NaN", lambda: dgp.Points(Z.at[0].set(jnp.nan)), "expected finite inducing inputs Z"),
     Wrong("Points: learn in words", lambda: dgp.Points(Z, learn="yes"), "learn to be True or False, got "),
     Wrong("Grid: high first", lambda: dgp.Grid(1.0, 0.0, 10), "expected low < high, got 1.0 and 0.0"),

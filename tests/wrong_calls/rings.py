@@ -115,7 +115,7 @@ WRONG = [
     Wrong("times", lambda: regular(np.arange("2024-01", "2024-05", dtype="M8[M]"), 1.0), r"got times.*timedelta64\(1"),
     Wrong("a column", lambda: regular(X, 1.0), r"in increasing order, got shape \(9, 1\): take the column, x\[:, 0\]"),
     Wrong("repeated", lambda: regular(np.array([0.0, 0.0, 1.0]), 1.0), "sort them first, without repeated inputs"),
-    Wrong("missing times", lambda: regular(np.array([0.0, np.nan, 1.0]), 1.0), "finite inputs of rings.regular"),
+    Wrong("missing times", lambda: regular(np.array([0.0, np.nan, 1.0]), 1.0), "finite inputs x"),
     Wrong("one time", lambda: regular(np.array([1.0]), 1.0), r"expected inputs \(N,\) in increasing order"),
     Wrong("traced times", lambda: jax.eval_shape(lambda x: regular(x, 1.0)[1], X[:, 0]), "known values, got traced"),
     Wrong("no times", lambda: regular([], 1.0), r"expected inputs \(N,\) in increasing order, got shape \(0,\)"),
@@ -133,7 +133,7 @@ WRONG = [
     Wrong("around lengthscales", lambda: dgp.Grid.around(X, [1.0, 2.0]), r"shape \(1,\), got shape \(2,\)"),
     Wrong("around negative", lambda: dgp.Grid.around(X, -1.0), "lengthscale to be positive, got -1"),
     Wrong("around a vector", lambda: dgp.Grid.around(X[:, 0], 1.0), r"expected inputs of shape \(..., N, D\)"),
-    Wrong("around text", lambda: dgp.Grid.around([["a"], ["b"]], 1.0), "inputs of Grid.around to be numbers, got text"),
+    Wrong("around text", lambda: dgp.Grid.around([["a"], ["b"]], 1.0), "inputs X to be numbers, got text"),
     Wrong("around too many", lambda: dgp.Grid.around(1e6 * X, 0.1), r"from 2 to 4194304, got \(\d+,\)"),
     Wrong("local tol", lambda: dgp.Grid(0.0, 8.0, 16).local(RBF, tol=0.0), "tol to be positive"),
     # wraparound
@@ -144,7 +144,7 @@ WRONG = [
     Wrong("negative span", lambda: wraparound(RBF, RING, -1.0), r"a span .* from 0 to the length \[8\.\]"),
     Wrong("longer than the ring", lambda: wraparound(RBF, RING, 9.0), "got 9.0: pass the range of the data"),
     Wrong("spans of two", lambda: wraparound(RBF, RING, np.ones(2)), r"a span \(\) or \(1,\)"),
-    Wrong("span is NaN", lambda: wraparound(RBF, RING, np.nan), "expected finite span of rings.wraparound"),
+    Wrong("span is NaN", lambda: wraparound(RBF, RING, np.nan), "expected finite span"),
     # Subsampled
     Wrong("does not divide", lambda: Subsampled.of(RBF, RING, 3), r"every to divide the size \(16,\).* got 3"),
     Wrong("every is a float", lambda: Subsampled.of(RBF, RING, 2.0), r"every to divide the size \(16,\).* got 2.0"),
@@ -156,7 +156,7 @@ WRONG = [
     Wrong(
         "bound of a column", lambda: few().bound(Y[:, None], 0.1), r"at each of the 16 points .* got shape \(16, 1\)"
     ),
-    Wrong("bound of gaps", lambda: few().bound(GAPS, 0.1), "expected finite observations of Subsampled.*RingNormal"),
+    Wrong("bound of gaps", lambda: few().bound(GAPS, 0.1), "expected finite observations y.*RingNormal"),
     Wrong("evidence noises", lambda: few().evidence(Y, np.ones(16)), r"Subsampled\.\w+: " + ONE_NOISE),
     Wrong(
         "gap without noise", lambda: few().expected_gap(0.0), r"Subsampled\.\w+: expected noise to be positive, got 0.0"
@@ -166,7 +166,7 @@ WRONG = [
     Wrong("targets in a column", lambda: optimal_mean(function(), X, X, 0.1), r"y of shape \(9,\).* got \(9, 1\)"),
     Wrong("targets of one output", lambda: optimal_mean(function(2), X, X, 0.1), r"y of shape \(9, 2\).* got \(9, 1\)"),
     Wrong("targets too few", lambda: optimal_mean(function(), X, X[:4, 0], 0.1), r"y of shape \(9,\).* got \(4,\)"),
-    Wrong("targets NaN", lambda: optimal_mean(function(), X, np.nan * X[:, 0], 0.1), "finite targets of optimal_mean"),
+    Wrong("targets NaN", lambda: optimal_mean(function(), X, np.nan * X[:, 0], 0.1), "finite targets y"),
     Wrong("noises", lambda: optimal_mean(function(), X, X[:, 0], np.ones(9)), "optimal_mean: " + ONE_NOISE),
     Wrong(
         "tolerance",

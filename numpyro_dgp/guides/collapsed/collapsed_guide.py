@@ -32,7 +32,7 @@ from numpyro_dgp.guides.collapsed.gaussian_uses import (
     moved_by,
     optimal_belief,
     uses_of,
-    with_open_variance,
+    with_conditional_variance,
 )
 from numpyro_dgp.guides.guide import INIT, Guide
 from numpyro_dgp.guides.handler import GuideConfig, GuideHandler
@@ -64,7 +64,7 @@ class Collapsed(Guide):
 
     With one layer this is Titsias' bound, with Gaussian latents the Bayesian GPLVM, with hidden layers (which need
     process noise, ``f(x, noise=s)``) the mean-field deep bound. ``dgp.ELBO()`` evaluates it without drawing hidden
-    layers, so that ``dgp.optim.minimize`` can be used; only hyperparameters with a posterior of their own are drawn.
+    layers, so that ``dgp.optim.minimize`` can be used; only hyperparameters with a variational distribution are drawn.
     It needs all data at once, a Gaussian likelihood, and layers whose input columns are data, latents or hidden values.
 
     ``hidden=GivenInducing()`` gives hidden layers :math:`q(h_n \mid v) = N(T_n v + t_n, \Omega_n)` with the weights T
@@ -75,7 +75,7 @@ class Collapsed(Guide):
     :math:`\log p(h \mid v, x)` that other guides use. Where the process has variance given its inducing values, the
     bound is lower than theirs: the price of the closed form above other hidden layers. Where the inputs of a layer are
     data it need not be paid: ``hidden_density="marginal"`` takes :math:`\log p(h \mid v, x)` there, in which
-    :math:`k(x, x) - a a^\top + s^2` stands for :math:`s^2`. The bound is never lower for it, at the same cost.
+    :math:`k(x, x) - a a^\top + s^2` replaces :math:`s^2`. The bound is never lower for it, at the same cost.
 
     Inducing values have no parameters: at new inputs their optimum is computed again from the data of the fit, which
     :meth:`on` binds to the guide: ``dgp.Posterior(model, guide.on(X, y), params)``.
@@ -218,7 +218,7 @@ class Collapsed(Guide):
         columns = input_columns(program, gaussian)
         uses = uses_of(sites, known)
         if self.hidden_density == "marginal":
-            uses = with_open_variance(uses, columns, sites)
+            uses = with_conditional_variance(uses, columns, sites)
         return self._optimum(sites, known, uses, columns, guide_sites)
 
     def _optimum(

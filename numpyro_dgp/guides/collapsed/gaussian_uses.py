@@ -41,7 +41,7 @@ __all__ = [
     "optimal_belief",
     "use_of_likelihood",
     "uses_of",
-    "with_open_variance",
+    "with_conditional_variance",
 ]
 
 # A column of the values of a site, (site, output), or None for a column of data.
@@ -203,8 +203,8 @@ class Use:
     """A likelihood or a hidden layer: values of a function under Gaussian noise, known or with Gaussian posteriors.
 
     Rows are data, all leading dimensions flattened: targets and their variances (N, P); slope, noise and weights
-    broadcast against them. They have one column where outputs share it. ``open`` says whether the variance of the
-    function given its inducing values is still to be added to that of the targets.
+    broadcast against them. They have one column where outputs share it. With
+    ``add_conditional`` the conditional variance Var[f | v] is added to that of the targets.
     """
 
     function: Any
@@ -214,7 +214,7 @@ class Use:
     slope: Array
     noise: Array
     weights: Array
-    open: bool = True
+    add_conditional: bool = True
 
     def leaves(self) -> list[Any]:
         """All arrays but inputs and targets, which must not depend on Gaussian values."""
@@ -239,7 +239,7 @@ class Use:
 
         def datum(a: Array, k: Array, data: Observations) -> Quadratic:
             data = jax.tree.map(lambda value: value[None], data)
-            return from_features(a[None], k[None], data) if self.open else from_rows(a[None], data)
+            return from_features(a[None], k[None], data) if self.add_conditional else from_rows(a[None], data)
 
         def output(data: Observations) -> Quadratic:
             each = jax.vmap(datum)(A, k, data)
@@ -260,7 +260,7 @@ class Use:
         rows = self.inputs.reshape(-1, self.inputs.shape[-1])
         if exact:
             # Rows a_n = L^-1 k(Z, x_n), and k(x_n, x_n) where f | v has variance that is not in the noise.
-            A, k = f.features(rows), f.prior_variance(rows) if self.open and not f.determined else None
+            A, k = f.features(rows), f.prior_variance(rows) if self.add_conditional and not f.determined else None
             target = self.target - self.slope * f.mean_at(rows).reshape(len(rows), -1)
             slopes = jnp.zeros((rows.shape[-1], P), rows.dtype)
         elif f.at_points(None) is None:
@@ -344,7 +344,7 @@ def is_dense(function: Any) -> bool:
     return isinstance(function, InducedFunction) and function.dense
 
 
-def with_open_variance(
+def with_conditional_variance(
     uses: dict[str, Use], columns: dict[str, tuple[Column, ...]], sites: dict[str, Message]
 ) -> dict[str, Use]:
     r"""The uses, with the conditional variance added to the noise of hidden layers whose inputs are data.
@@ -363,7 +363,7 @@ def with_open_variance(
         variance = _rows(fn.conditional_variance, fn.loc.shape, fn.event_dim)  # c_n
         alike = use.noise.shape[-1] == 1 and not use.function.outputs_differ
         noise = jnp.sqrt(variance[:, :1] if alike else variance)
-        found[name] = dataclasses.replace(use, noise=noise, open=False)
+        found[name] = dataclasses.replace(use, noise=noise, add_conditional=False)
     return found
 
 
@@ -386,7 +386,7 @@ def _of_likelihood(name: str, fn: Any, site: Message) -> Use:
             f"shape {jnp.shape(site['value'])}",
             "repeat the inputs, one row for each, or use guides.InducingPoint()",
         )
-    return _under_noise(fn, site, _process_noise(fn), open=True)
+    return _under_noise(fn, site, _process_noise(fn), add_conditional=True)
 
 
 def _process_noise(fn: Any) -> ArrayLike:
@@ -400,14 +400,14 @@ def use_of_likelihood(fn: Any, site: Message) -> Use:
     expected log density, and part of the noise where it takes the log density of the mean (``collapse="marginal"``).
     """
     if fn.collapse == "bound":
-        return _under_noise(fn, site, _process_noise(fn), open=True)
-    use = _under_noise(fn, site, fn.f_x.conditional_variance, open=False)
+        return _under_noise(fn, site, _process_noise(fn), add_conditional=True)
+    use = _under_noise(fn, site, fn.f_x.conditional_variance, add_conditional=False)
     # log N(y; kappa a'v + b, s^2 + kappa^2 var[f | v])
     noise = jnp.sqrt(jnp.square(use.noise) + use.target_variance)
     return dataclasses.replace(use, noise=noise, target_variance=jnp.zeros_like(use.target))
 
 
-def _under_noise(fn: Any, site: Message, variance: ArrayLike, open: bool) -> Use:
+def _under_noise(fn: Any, site: Message, variance: ArrayLike, add_conditional: bool) -> Use:
     """A likelihood ``Normal(slope * f + offset, scale)``, with a part of the variance of f."""
     values, form = fn.f_x, fn.normal_form()
     assert form is not None
@@ -415,7 +415,7 @@ def _under_noise(fn: Any, site: Message, variance: ArrayLike, open: bool) -> Use
     slope, offset, scale = (_rows(jnp.asarray(a), shape, event_dim) for a in form)
     y = _rows(jnp.asarray(fn.complete(site["value"]), dtype), shape, event_dim) - offset  # y - b
     doubt = jnp.square(slope) * _rows(jnp.asarray(variance, dtype), shape, event_dim) + jnp.zeros_like(y)  # kappa^2 var
-    return Use(values.function, values.inputs, y, doubt, slope, scale, _entry_weights(fn, site), open)
+    return Use(values.function, values.inputs, y, doubt, slope, scale, _entry_weights(fn, site), add_conditional)
 
 
 def at_inducing_inputs(A: Array, variances: Array, points: Any, rows: Array) -> tuple[Array, Array]:

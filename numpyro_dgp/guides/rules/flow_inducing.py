@@ -72,7 +72,7 @@ class SinhArcsinh(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class Flow(Rule):
-    r"""A normalising flow: a Gaussian whose standard normal numbers are first mapped by a learned bijection; joint over
+    r"""A normalising flow: a Gaussian whose standard normal numbers are first mapped by a fitted bijection; joint over
     outputs.
 
     .. math:: v = m + R\, T(\epsilon), \qquad

@@ -22,7 +22,7 @@ import numpy as np
 import numpyro
 from numpyro.distributions import constraints
 
-from numpyro_dgp._checks import expected, is_concrete
+from numpyro_dgp._checks import expect, expected, is_concrete
 from numpyro_dgp._fields import count, scale
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
@@ -52,7 +52,7 @@ class GlobalInducing(Rule):
     :math:`\tilde X^{\ell-1}` is what the layer is called with there. A layer that is called several times has its
     pseudo-observations at the first call. Learned are :math:`\tilde X^0`, and per layer the pseudo-observations
     :math:`t^\ell` (G, P) and the triangular roots :math:`\Gamma^\ell` (P, G, G) of their precisions; for a scalar
-    function (G,) and (G, G). A latent per datum has a learned pseudo-value for every pseudo-input.
+    function (G,) and (G, G). A latent per datum has a fitted pseudo-value for every pseudo-input.
 
     The draw of a lower layer thus moves the inputs at which the layer above is tied down. Under ``dgp.ELBO`` inducing
     values that others depend on are drawn, once for all data, and the rest is integrated out; every divergence
@@ -68,7 +68,7 @@ class GlobalInducing(Rule):
 
     Args:
         num_inducing: the number of pseudo-inputs, G.
-        inputs: name of the argument of the program that they stand for; by default the first.
+        inputs: name of the argument of the program that they replace; by default the first.
         diagonal: whether :math:`\Gamma` is diagonal: positive numbers (P, G), or (G,).
         scale: initial standard deviation s of pseudo-observations, relative to that of the function; by default 1e-2
             for inner layers, else 1.
@@ -115,12 +115,12 @@ class GlobalInducing(Rule):
         def pseudo_inputs(X: Array) -> Array:
             name = f"{site.prefix}_pseudo_inputs"
             found = numpyro.param(name, lambda _: _centres(X, self.num_inducing, self.labels))
-            if len(found) != self.num_inducing:
-                raise expected(
-                    f"{self.num_inducing} pseudo-inputs at layer {site.name!r}",
-                    f"{len(found)} of {name!r}, which all layers share",
-                    "give all of them one num_inducing",
-                )
+            expect(
+                len(found) == self.num_inducing,
+                f"{self.num_inducing} pseudo-inputs at layer {site.name!r}",
+                f"{len(found)} of {name!r}, which all layers share",
+                "give all of them one num_inducing",
+            )
             return found
 
         def pseudo_value(msg: dict[str, Any]) -> Array:
@@ -181,10 +181,12 @@ def _centres(X: Array, count: int, labels: Sequence[int]) -> Array:
 
     def centres(rows: Any) -> np.ndarray:
         distinct = len(np.unique(np.asarray(rows), axis=0))
-        if count > distinct:
-            raise expected(
-                f"num_inducing of at most {distinct}, the distinct rows of the inputs", count, "more add nothing"
-            )
+        expect(
+            count <= distinct,
+            f"num_inducing of at most {distinct}, the distinct rows of the inputs",
+            count,
+            "more add nothing",
+        )
         return kmeans(np.asarray(rows), count, labels=labels)
 
     values = centres(rows) if is_concrete(rows) else jax.pure_callback(centres, found, rows, vmap_method="sequential")

@@ -133,14 +133,12 @@ def whitened_neighbours(rule: Rule, site: SiteContext, scale: float | None, *, j
     fn: Any = site.fn
     rows = fn.to_output_major(fn.loc)
     shift = site.param("loc", lambda: jnp.zeros_like(rows))
-    spread = site.param(
-        "scale", lambda: jnp.full_like(rows, initial_scale(scale, site)), constraint=constraints.positive
-    )
+    sd = site.param("scale", lambda: jnp.full_like(rows, initial_scale(scale, site)), constraint=constraints.positive)
     require_rows(rule, site, shift.shape, rows.shape)
     if not joined:
-        return WhitenedNeighbours(fn, shift, spread)
+        return WhitenedNeighbours(fn, shift, sd)
     shape = (*rows.shape, fn.sets.neighbours.shape[1])
-    return WhitenedNeighbours(fn, shift, spread, site.param("weights", lambda: jnp.zeros(shape, rows.dtype)))
+    return WhitenedNeighbours(fn, shift, sd, site.param("weights", lambda: jnp.zeros(shape, rows.dtype)))
 
 
 @dataclasses.dataclass(frozen=True)

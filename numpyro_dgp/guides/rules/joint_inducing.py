@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from numpyro.distributions import constraints, kl_divergence
 
-from numpyro_dgp._checks import expected
+from numpyro_dgp._checks import expect
 from numpyro_dgp._fields import count, kind_of, scale
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
@@ -202,15 +202,14 @@ class MarkovInducing(Rule):
 
     def follows(self, name: str, order: tuple[str, ...]) -> str:
         before = order[: order.index(name)]
-        if not before:
-            raise expected(f"a layer below {name!r}", f"the first layer of {list(order)}", "give it guides.Full()")
+        expect(before, f"a layer below {name!r}", f"the first layer of {list(order)}", "give it guides.Full()")
         below = before[-1] if self.below is None else self.below
-        if below not in before:
-            raise expected(
-                f"below to be one of {list(before)}, the inducing values that come before {name!r}",
-                repr(below),
-                "leave it out for the last of them",
-            )
+        expect(
+            below in before,
+            f"below to be one of {list(before)}, the inducing values that come before {name!r}",
+            repr(below),
+            "leave it out for the last of them",
+        )
         return below
 
     def __call__(self, site: SiteContext) -> Belief | JointInducing:

@@ -92,9 +92,9 @@ class Amortised(Rule):
     columns, zero where they are masked. It is not called where there are no observations.
 
     Args:
-        network: from rows of these columns to rows (..., 2 dim). It runs in the guide, so that it can hold parameters
-            of its own: ``numpyro.param``, or ``numpyro.contrib.module.flax_module`` and ``eqx_module``. By default a
-            small network with tanh units.
+        network: from rows of these columns to rows (..., 2 dim). It runs in the guide and may have parameters:
+            ``numpyro.param``, or ``numpyro.contrib.module.flax_module`` and ``eqx_module``. By default a small network
+            with tanh units.
         hidden: widths of the hidden layers of the default network.
 
     Raises:
@@ -151,9 +151,9 @@ class Quadrature(Prior):
 
     with the nodes :math:`w^{(k)}` and weights :math:`\nu_k` of the rule.
 
-    **The sum is a bound only where the nodes resolve the integrand.** 100 nodes are 0.3 apart. Where y tells w more
-    exactly than that, as with noise of a tenth of how far the function varies over w, the sum may be above the
-    evidence, and a fit moves the function to where nodes are. Compare the loss of a fit with that of four times as
+    **The sum is a bound only where the nodes resolve the integrand.** 100 nodes are 0.3 apart. Where the
+    posterior of w is narrower, as with noise of a tenth of how far the function varies over w, the sum may be above
+    the evidence, and a fit moves the function to where nodes are. Compare the loss of a fit with that of four times as
     many nodes; where they differ, take ``Normal()`` with importance weights (``dgp.guides.ImportanceWeighted``).
 
     ``dgp.ELBO()`` evaluates that bound, which is above the one of any other q(w). Layers above are drawn jointly over

@@ -21,7 +21,7 @@ from numpyro_dgp.math.gaussians import (
     log_determinant_low_rank,
     low_rank_root,
     low_rank_root_solve,
-    low_rank_spread,
+    low_rank_variances,
     signed,
 )
 from numpyro_dgp.math.linalg import matmul, orthonormal
@@ -74,7 +74,7 @@ class LowRankBelief(Belief):
         scale, F, sign = self._by_output()
 
         def spread(A: Array) -> Array:
-            found = matvec(jnp.square(scale), jnp.square(A)) + sign * low_rank_spread(A, F)
+            found = matvec(jnp.square(scale), jnp.square(A)) + sign * low_rank_variances(A, F)
             return jnp.maximum(found, 0)  # a difference may round to less
 
         return spread
@@ -116,8 +116,8 @@ class LowRank(Rule):
 
     **Which one?** Data add a matrix to the precision of v, whose rank is that of what they determine: with a Gaussian
     likelihood and features A of the data the optimum is :math:`\Sigma^{-1} = I + A^\top A / \sigma_y^2`. A low rank in
-    the precision follows it; one in the covariance has to say in which directions the data leave v alone, of which
-    there are many. (Where M is so small that the data determine all of v, either may be the better one.) Gaps to the
+    the precision follows it; one in the covariance has to represent the many directions in which the data do not change
+    q(v). (Where M is so small that the data determine all of v, either may be the better one.) Gaps to the
     full Gaussian in nats, 200 rows, M = 80, the best q of each family (``benchmarks/low_rank_gaps.py``):
 
     ==================================  =====  =====  =====  =====

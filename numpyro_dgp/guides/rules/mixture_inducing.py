@@ -55,9 +55,9 @@ class MixtureOfGaussians(Rule):
     Args:
         components: the number of Gaussians, K.
         of: the rule of one component: ``Full()``, ``Diagonal()`` or ``LowRank(...)``.
-        reflected: give every component its mirror image :math:`N(-m_k, \Sigma_k)` with the same weight, without
-            parameters of its own; the bound is then evaluated 2 K times. For likelihoods that do not change with the
-            sign of the function, and hidden layers whose sign the layer above does not tell.
+        reflected: give every component its mirror image :math:`N(-m_k, \Sigma_k)` with the same weight and no
+            parameters; the bound is then evaluated 2 K times. For likelihoods that do not change with the sign of the
+            function, and hidden layers whose sign the layer above does not identify.
         apart: distance of the means from zero at the start, in initial standard deviations.
 
     Raises:
@@ -70,7 +70,7 @@ class MixtureOfGaussians(Rule):
         >>> import numpyro.distributions as dist
         >>> import numpyro_dgp as dgp
         >>> from numpyro.infer import SVI
-        >>> def model(X, y=None):  # y says nothing about the sign of f
+        >>> def model(X, y=None):  # y does not identify the sign of f
         ...     f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(0, 1, 3)[:, None]))
         ...     with numpyro.plate("data", len(X)):
         ...         numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v**2, 0.1)), obs=y)

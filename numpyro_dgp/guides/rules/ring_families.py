@@ -149,7 +149,7 @@ class ScaledCirculant(_RingRule):
 
 
 class ScaledProduct(_RingRule):
-    r"""The product :math:`\Gamma_2 C_2 \Gamma_1 C \Gamma_1 C_2 \Gamma_2` with all three learned; its divergence costs
+    r"""The product :math:`\Gamma_2 C_2 \Gamma_1 C \Gamma_1 C_2 \Gamma_2` with all three fitted; its divergence costs
     O(M^2 log M), exactly.
 
     Raises:
