@@ -26,7 +26,10 @@ extensions = [
 source_suffix = {".rst": "restructuredtext", ".md": "myst-nb"}  # autosummary writes the first
 exclude_patterns = ["_build"]
 templates_path = ["_templates"]
-suppress_warnings = ["myst.strikethrough", "myst-nb.lexer"]  # the second where notebooks are not run
+suppress_warnings = [
+    "myst.strikethrough",
+    "myst-nb.lexer",
+]  # the second where notebooks are not run
 
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3
