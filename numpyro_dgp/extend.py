@@ -27,7 +27,7 @@ from numpyro_dgp.kernels.state_space_forms import StateSpaceForm
 from numpyro_dgp.kernels.terms import Term
 from numpyro_dgp.likelihoods.closed_forms import ClosedForms, Form, with_slope
 from numpyro_dgp.likelihoods.integrals import Integral
-from numpyro_dgp.math.whitening import inverse_cholesky, open_variance
+from numpyro_dgp.math.whitening import inverse_cholesky, residual_variance
 
 __all__ = [
     "BatchSource",
@@ -57,7 +57,7 @@ __all__ = [
     "ZonalKernel",
     "initial_scale",
     "inverse_cholesky",
-    "open_variance",
+    "residual_variance",
     "matvec",
     "pytree",
     "require_site",

@@ -164,5 +164,5 @@ def test_a_covariance_for_all_outputs_is_one_for_each():
     prior = InducingPrior((P, M), loc.dtype)
     np.testing.assert_allclose(kl_divergence(one, prior), kl_divergence(each, prior))
     for A in (jnp.array(rng.normal(size=(N, M))), jnp.array(rng.normal(size=(P, N, M)))):
-        np.testing.assert_allclose(one.spread(A), each.spread(A))
-        np.testing.assert_allclose(one.spread_covariance(A), each.spread_covariance(A))
+        np.testing.assert_allclose(one.feature_variance(A), each.feature_variance(A))
+        np.testing.assert_allclose(one.feature_covariance(A), each.feature_covariance(A))

@@ -203,7 +203,7 @@ def test_marginal_collapse_keeps_the_belief_outside_the_logarithm():
     f = FunctionValues(LOC, VARIANCE, jnp.array([0.5, 0.1, 0.2]), event_dim=0)
     likelihood = dgp.Likelihood(f, lambda v: dist.Normal(v, 0.3), collapse="marginal")
     total = 0.09 + VARIANCE
-    expected = dist.Normal(LOC, jnp.sqrt(total)).log_prob(y) - 0.5 * f.spread / total
+    expected = dist.Normal(LOC, jnp.sqrt(total)).log_prob(y) - 0.5 * f.belief_variance / total
     np.testing.assert_allclose(likelihood.log_prob(y), expected, rtol=1e-10)
     known = dgp.Likelihood(F, lambda v: dist.Normal(v, 0.3), collapse="marginal")
     np.testing.assert_allclose(known.log_prob(y), known.log_marginal(y), rtol=1e-12)

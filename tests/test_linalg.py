@@ -277,7 +277,7 @@ def test_the_conditional_variance_is_positive(dtype):
     kernel = lambda x: 1.7 * jnp.exp(-0.5 * squared_distances(x, Z))  # noqa: E731
     A = kernel(x) @ whitening.inverse_cholesky(linalg.set_diagonal(kernel(Z), jnp.full(40, 1.7, dtype))).T
     k, explained = jnp.full(len(x), 1.7, dtype), jnp.square(A).sum(-1)
-    found, least = whitening.open_variance(k, explained, 40), 1.7 * linalg.jitter(dtype, 40)
+    found, least = whitening.residual_variance(k, explained, 40), 1.7 * linalg.jitter(dtype, 40)
     assert found.dtype == dtype
     assert found.min() >= 0.999 * least
     np.testing.assert_allclose(found[:40], 0, atol=30 * least)

@@ -73,8 +73,8 @@ def test_a_belief_is_the_dense_gaussian(case):
     close = partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10)
     P = shape[0] if len(shape) == 2 else 1
     for A in (jnp.array(rng.normal(size=(4, M))), jnp.array(rng.normal(size=(P, 4, M)))):
-        close(q.spread(A), full.spread(A))
-        close(q.spread_covariance(A), full.spread_covariance(A))
+        close(q.feature_variance(A), full.feature_variance(A))
+        close(q.feature_covariance(A), full.feature_covariance(A))
     close(q.variance, full.variance)
     close(kl_divergence(q, InducingPrior(shape, q.loc.dtype)), kl_divergence(full, InducingPrior(shape, q.loc.dtype)))
     S = np.asarray(full.covariance).reshape(P, M, M)
@@ -181,7 +181,7 @@ def test_single_precision():
     q = LowRankBelief(ones, 1e-4 * ones, jnp.stack([0.1 * ones, 0.3 * ones.at[:, 0].set(0)], -1), True)
     draw, white = q.sample_with_intermediates(jax.random.key(0))
     found = q.log_prob(draw, white), kl_divergence(q, InducingPrior(shape, draw.dtype))
-    assert {value.dtype for value in (draw, *found, q.spread(ones))} == {jnp.dtype("float32")}
+    assert {value.dtype for value in (draw, *found, q.feature_variance(ones))} == {jnp.dtype("float32")}
     exact = LowRankBelief(*(a.astype(jnp.float64) for a in (q.loc, q.scale, q.factor)), True)
     np.testing.assert_allclose(found[0], exact.log_prob(draw, white), rtol=1e-5)
     np.testing.assert_allclose(found[1], kl_divergence(exact, InducingPrior(shape, jnp.float64)), rtol=1e-5)

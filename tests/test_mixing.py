@@ -55,7 +55,7 @@ def hidden(X, y=None):
 def test_moments_of_mixtures():
     mixed, W = G_X.mix(P), np.asarray(P)
     np.testing.assert_allclose(mixed.mean, np.asarray(G_X.loc) @ W.T, rtol=1e-12)
-    for name in ("variance", "conditional_variance", "spread"):
+    for name in ("variance", "conditional_variance", "belief_variance"):
         dense = [np.diag(W @ np.diag(row) @ W.T) for row in np.asarray(getattr(G_X, name))]
         np.testing.assert_allclose(getattr(mixed, name), dense, rtol=1e-12)
     assert mixed.event_shape == (4,)
@@ -258,7 +258,7 @@ def test_principal_directions():
         (lambda: dgp.initial.mixing(np.ones(3), KERNEL, 1), r"initial.mixing: expected inputs of shape \(..., N, D\)"),
         (lambda: dgp.initial.mixing(np.full((3, 1), np.nan), KERNEL, 1), "expected finite coordinates"),
         (lambda: dgp.means.principal_directions(np.ones((3, 2)), 3), "expected between 1 and 2 directions, got 3"),
-        (lambda: dgp.means.principal_directions(np.full((3, 2), np.nan), 1), "expected finite inputs of means"),
+        (lambda: dgp.means.principal_directions(np.full((3, 2), np.nan), 1), "expected finite inputs X"),
     ],
 )
 def test_bad_input(build, message):

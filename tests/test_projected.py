@@ -165,8 +165,8 @@ def test_variance_is_the_sum_of_its_parts(monkeypatch, outputs):
         f = layer()
         values = f(jnp.concatenate([Z, extra]))
         joint = f.joint(Z)
-    np.testing.assert_allclose(values.variance, values.conditional_variance + values.spread, atol=1e-12)
-    diagonal = jnp.diagonal(joint.conditional_covariance + joint.spread, axis1=-2, axis2=-1)
+    np.testing.assert_allclose(values.variance, values.conditional_variance + values.belief_variance, atol=1e-12)
+    diagonal = jnp.diagonal(joint.conditional_covariance + joint.belief_covariance, axis1=-2, axis2=-1)
     np.testing.assert_allclose(values.variance[:12], diagonal.T if outputs else diagonal.reshape(-1), atol=1e-8)
 
 

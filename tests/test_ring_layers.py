@@ -395,7 +395,7 @@ def toy(nugget=None, seed=0):
 
 def gap(q, prior, A):
     """How far the bound with covariance q is below the one with the best covariance, in nats (noise variance 0.1)."""
-    loss = 0.5 * q.spread(A).sum() / 0.1 + kl_divergence(q, prior)
+    loss = 0.5 * q.feature_variance(A).sum() / 0.1 + kl_divergence(q, prior)
     precision = jnp.eye(75) + A.T @ A / 0.1
     return loss - 0.5 * jnp.linalg.slogdet(precision)[1]
 

@@ -89,7 +89,7 @@ def both(q, kernels, grid, neighbours, x, outputs=None):
 def test_all_points_as_neighbours_are_the_dense_layer(which, family):
     grid, x = grid_of(which), inputs(which)
     dense, near = both(belief(family, prior_of(K.Matern32(1.2), grid)), K.Matern32(1.2), grid, 121, x)
-    for name in ("loc", "conditional_variance", "spread"):
+    for name in ("loc", "conditional_variance", "belief_variance"):
         np.testing.assert_allclose(getattr(near, name), getattr(dense, name), rtol=1e-9, atol=1e-11, err_msg=name)
 
 
@@ -104,7 +104,7 @@ def test_neighbours_are_enough(which, kernel, family):
     if type(kernel) is K.Matern52 or not scaled:
         assert max(local.neighbours) < max(grid.size)
     dense, near = both(belief(family, prior_of(kernel, grid)), kernel, grid, local.neighbours, x)
-    for name in ("loc", "conditional_variance", "spread"):
+    for name in ("loc", "conditional_variance", "belief_variance"):
         np.testing.assert_allclose(getattr(near, name), getattr(dense, name), atol=4 * tol, err_msg=name)
 
 
@@ -115,7 +115,12 @@ def test_error_falls_with_neighbours():
     errors = []
     for n in (12, 32):
         dense, near = both(q, K.RBF(), grid, n, x)
-        errors.append([float(jnp.abs(a - b).max()) for a, b in ((near.loc, dense.loc), (near.spread, dense.spread))])
+        errors.append(
+            [
+                float(jnp.abs(a - b).max())
+                for a, b in ((near.loc, dense.loc), (near.belief_variance, dense.belief_variance))
+            ]
+        )
     assert (np.array(errors[0]) > 20 * np.array(errors[1])).all()
     assert max(errors[1]) < 1e-5
 

@@ -42,7 +42,7 @@ def function(Z, whiten, loc, scale_tril, cls=FullBelief):
 
 def at_inputs(x, Z, whiten, loc, scale_tril):
     values = function(Z, whiten, loc, scale_tril)(x)
-    return values.loc, values.conditional_variance, values.spread, values.variance
+    return values.loc, values.conditional_variance, values.belief_variance, values.variance
 
 
 def joint(x, Z, whiten, loc, scale_tril):
@@ -140,7 +140,7 @@ TABLE = {
     "conditional_cholesky": (linalg.conditional_cholesky, "C: P M M, scale: P M", "P M M"),
     "rows_times": (linalg.rows_times, "A: N M, B: M P", "N P"),
     "squared_distances": (distances.squared_distances, "X1: Q N D, X2: M D", "Q N M"),
-    "open_variance": (lambda k, e: whitening.open_variance(k, e, 9), "k: P N, e: N", "P N"),
+    "residual_variance": (lambda k, e: whitening.residual_variance(k, e, 9), "k: P N, e: N", "P N"),
     "quadratic_forms": (forms.quadratic_forms, "S: P M M, A: N M", "N P"),
     "quadratic_forms_reference": (forms.quadratic_forms_reference, "S: P M M, A: N M", "N P"),
     "belief_moments": (moments, "change: M M, whiten: M M, loc: P M, scale_tril: P M M, cross: N M", "N P, N, N P"),

@@ -32,7 +32,7 @@ from numpyro_dgp.math.gaussians import kl_full
 from numpyro_dgp.math.linalg import einsum, matmul, solve_lower, times_transpose
 from numpyro_dgp.math.matrix_ops import DenseOperations
 from numpyro_dgp.math.quadratic_forms import quadratic_forms
-from numpyro_dgp.math.whitening import open_variance, resolved
+from numpyro_dgp.math.whitening import residual_variance, resolved
 
 __all__ = [
     "Observations",
@@ -246,7 +246,7 @@ def from_features(A: Array, variances: Array, data: Observations) -> Quadratic:
     """
     require_rows(data.y, A=A, variances=variances)
     # Var[f(x_n) | v] = k(x_n, x_n) - a_n' a_n
-    conditional = open_variance(variances, jnp.square(A).sum(-1), A.shape[-1])
+    conditional = residual_variance(variances, jnp.square(A).sum(-1), A.shape[-1])
     return from_rows(A, data._replace(y_variance=data.y_variance + jnp.square(jnp.asarray(data.slope)) * conditional))
 
 
@@ -357,7 +357,7 @@ def with_features(
     Phi = matmul(matmul(whiten, second), whiten.T)  # L^-1 psi_2 L^-T
     Phi = 0.5 * (Phi + Phi.T)
     variances = psi0(kernel, loc, variance, integrate=integrate)  # <k(h_n, h_n)>
-    # Not clipped, unlike open_variance: rounding errors of the trace are those of Phi, and cancel in the bound.
+    # Not clipped, unlike residual_variance: rounding errors of the trace are those of Phi, and cancel in the bound.
     remainder = (data.quadratic * variances).sum() - jnp.trace(Phi)
     features = matmul(first, whiten.T)  # rows <a_n>' = <k(h_n, Z)> L^-T
     c = data.log_density(square) - 0.5 * remainder
@@ -387,7 +387,7 @@ def predict(A: Array, variances: Array, loc: Array, scale_tril: Array) -> tuple[
         0.00 0.40 1.00 0.37
     """
     belief_variance = quadratic_forms(times_transpose(scale_tril)[None], A)[:, 0]  # a' Σ a
-    return matmul(A, loc), open_variance(variances, jnp.square(A).sum(-1), A.shape[-1]) + belief_variance
+    return matmul(A, loc), residual_variance(variances, jnp.square(A).sum(-1), A.shape[-1]) + belief_variance
 
 
 def upper_bound(A: Array, variances: Array, y: Array, noise: ArrayLike) -> Array:
@@ -423,7 +423,7 @@ def upper_bound(A: Array, variances: Array, y: Array, noise: ArrayLike) -> Array
     require_noise(noise)
     gram, projected = matmul(A.T, A), matmul(A.T, y)
     eye, s2 = jnp.eye(A.shape[1], dtype=A.dtype), jnp.square(jnp.asarray(noise, A.dtype))
-    total = s2 + open_variance(variances, jnp.square(A).sum(-1), A.shape[-1]).sum()  # s^2 + τ
+    total = s2 + residual_variance(variances, jnp.square(A).sum(-1), A.shape[-1]).sum()  # s^2 + τ
     # log|A A' + s^2 I| = log|I + A' A / s^2| + N log s^2
     log_det = 2 * jnp.log(jnp.diagonal(jnp.linalg.cholesky(eye + gram / s2))).sum() + len(y) * jnp.log(s2)
     # With t = τ + s^2: y' (A A' + t I)^-1 y = (y' y - y' A (I + A' A / t)^-1 A' y / t) / t

@@ -49,7 +49,7 @@ from numpyro_dgp.math.gaussians import entropy, expected_kl, kl_full, kl_low_ran
 from numpyro_dgp.math.linalg import einsum, matmul, times_transpose
 from numpyro_dgp.math.matrix_ops import DenseOperations, DiagonalOperations
 from numpyro_dgp.math.row_blocks import each_row
-from numpyro_dgp.math.whitening import inverse_cholesky, open_variance, resolved
+from numpyro_dgp.math.whitening import inverse_cholesky, residual_variance, resolved
 
 __all__ = [
     "Coupled",
@@ -618,7 +618,7 @@ def _hidden_divergence(layer: HiddenLayer, Sigma: Array, X: Array) -> Array:
     r""":math:`\sum_{np} E_{q(v)} \mathrm{KL}[q(h_{np} \mid v) \,\|\, p(h_{np} \mid v, x_n)]`."""
     whiten = inverse_cholesky(layer.kernel.gram(layer.Z), "k(Z, Z) of the first layer")
     A = matmul(layer.kernel(X, layer.Z), whiten.T)  # rows a_n' = k(x_n, Z) L^-T
-    conditional = open_variance(layer.kernel.diag(X), jnp.square(A).sum(-1), len(layer.Z))
+    conditional = residual_variance(layer.kernel.diag(X), jnp.square(A).sum(-1), len(layer.Z))
     c = (conditional + jnp.square(layer.noise))[:, None]  # Var[h_n | v] = k - a_n' a_n + s^2 under the model
     between = layer.weights - A[:, None]  # T_n - a_n'
     # E[(T_n v + t_n - m(x_n) - a_n' v)^2] = gap_n^2 + (T_n - a_n') Σ (T_n - a_n')'
@@ -632,7 +632,7 @@ def _expected_density(layer: MarkovLayer, below: _State, v: Coupled, target: Tar
     loc, variance = below.loc, below.variance
     second = psi2(layer.kernel, loc, variance, layer.Z)
     whiten = resolved(inverse_cholesky(layer.kernel.gram(layer.Z), "k(Z, Z) of a layer"), second)
-    # Not clipped, unlike open_variance: rounding errors of the trace are those of the expected squares, and cancel.
+    # Not clipped, unlike residual_variance: rounding errors of the trace are those of the expected squares, and cancel.
     remainder = psi0(layer.kernel, loc, variance).sum() - jnp.trace(matmul(matmul(whiten, second), whiten.T))
     where = layer.kernel, layer.Z, whiten, loc, variance
 

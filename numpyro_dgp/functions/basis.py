@@ -146,8 +146,8 @@ class BasisFunction(InducedFunction):
         ratios = jnp.stack([ours.deviations(self.site) / theirs.deviations(self.site) for ours, theirs in pairs])
         known = ratios * self.by_output(self.v.loc)
         slope = ratios[:, :, None] * jnp.eye(self.size, dtype=ratios.dtype)  # diag(d / d') (P, M, M)
-        spread = self.v.spread_covariance(slope)
-        return known, jnp.zeros_like(slope) if spread is None else spread
+        belief_covariance = self.v.feature_covariance(slope)
+        return known, jnp.zeros_like(slope) if belief_covariance is None else belief_covariance
 
 
 def _is_between(x: Any, low: Any, high: Any) -> Any:

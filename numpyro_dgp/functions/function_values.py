@@ -2,7 +2,7 @@ r"""Distributions of function values: at each input on its own (``FunctionValues
 inputs of a call together (``ProcessValues``, where the rows are part of the event).
 
 The first represent :math:`p(f(x) \mid v)` and, while a :class:`~numpyro_dgp.extend.Belief` q(v) is
-integrated out, the variance that q(v) adds, ``spread``. Samples come from the sum. ``log_prob`` is
+integrated out, the variance that q(v) adds, ``belief_variance``. Samples come from the sum. ``log_prob`` is
 :math:`E_{q(v)}[\log p(f(x) \mid v)]`, the log density itself when v is known.
 """
 
@@ -184,18 +184,18 @@ def follows(q: Any) -> bool:
 class FunctionValues(Values):
     r"""Values of P independent functions at each input on its own.
 
-    .. math:: h_{np} \sim N(\mu_{np},\; c_{np} + \mathrm{spread}_{np})
+    .. math:: h_{np} \sim N(\mu_{np},\; c_{np} + s_{np})
 
     Args:
         loc: means, (..., P), or (...,) for a scalar function.
-        conditional_variance: variances given u, including process noise; broadcasts against ``loc``.
-        spread: :math:`\operatorname{Var}_{q(u)} E[f \mid u]`, the variances that a belief about u adds, or ``None``.
+        conditional_variance: variances given v, including process noise; broadcasts against ``loc``.
+        belief_variance: :math:`s = \operatorname{Var}_{q(v)} E[f \mid v]`, what a belief about v adds, or ``None``.
         event_dim: 1 for vector-valued functions, 0 for scalar ones.
         total: the sum of the two variances, if it was computed directly.
         origin: which function these are values of, and where.
     """
 
-    pytree_data_fields: tuple[str, ...] = ("conditional_variance", "spread", "total")
+    pytree_data_fields: tuple[str, ...] = ("conditional_variance", "belief_variance", "total")
     site_kind = "hidden"
     suggested_rule = "dgp.guides.Propagate()"
     each_by_its_own = True
@@ -206,37 +206,39 @@ class FunctionValues(Values):
         self,
         loc: Array,
         conditional_variance: Array,
-        spread: Array | None = None,
+        belief_variance: Array | None = None,
         event_dim: int = 1,
         total: Array | None = None,
         origin: Origin | None = None,
     ) -> None:
-        self.spread, self.total = spread, total
+        self.belief_variance, self.total = belief_variance, total
         self.conditional_variance = jnp.broadcast_to(conditional_variance, loc.shape)
         super().__init__(loc, event_dim, origin)
 
     @property
     def variance(self) -> Array:
-        spread = 0 if self.spread is None else self.spread
-        return self.conditional_variance + spread if self.total is None else self.total
+        if self.total is not None:
+            return self.total
+        return self.conditional_variance + (0 if self.belief_variance is None else self.belief_variance)
 
     def from_white(self, white: Array) -> Array:
-        return self.loc + safe_sqrt(self.variance) * white  # mu + sqrt(c + spread) eps; slope zero at variance zero
+        return self.loc + safe_sqrt(self.variance) * white  # mu + sqrt(c + s) eps; slope zero at variance zero
 
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
         c = self.conditional_variance
-        if intermediates and self.spread is None:
+        if intermediates and self.belief_variance is None:
             square = jnp.square(intermediates[0])  # of a draw, (h - mu)^2 / c = eps^2 to the last digit
         else:
-            # E_q (h - mu(v))^2 / c, where spread = Var_q[mu(v)]
-            square = (jnp.square(value - self.loc) + (0 if self.spread is None else self.spread)) / c
+            # E_q (h - mu(v))^2 / c = ((h - E_q mu(v))^2 + Var_q[mu(v)]) / c
+            square = (jnp.square(value - self.loc) + (0 if self.belief_variance is None else self.belief_variance)) / c
         return sum_event(-0.5 * (square + jnp.log(2 * math.pi * c)), self.event_dim)  # E_q log N(h; mu(v), c)
 
     def expand(self, batch_shape: Any) -> FunctionValues:
         shape = (*batch_shape, *self.event_shape)
-        spread, total = (None if a is None else jnp.broadcast_to(a, shape) for a in (self.spread, self.total))
+        parts = (self.belief_variance, self.total)
+        belief_variance, total = (None if a is None else jnp.broadcast_to(a, shape) for a in parts)
         arrays = jnp.broadcast_to(self.loc, shape), jnp.broadcast_to(self.conditional_variance, shape)
-        found = type(self)(*arrays, spread, self.event_dim, total, self.origin)
+        found = type(self)(*arrays, belief_variance, self.event_dim, total, self.origin)
         found.follows_model = self.follows_model
         return found
 
@@ -260,7 +262,7 @@ class FunctionValues(Values):
     def mix(self, W: ArrayLike) -> MixedValues:
         r"""Values of P linear mixtures of the Q functions, :math:`f(x) = W g(x)`, inside a ``Likelihood``.
 
-        .. math:: E[f] = W \mu, \qquad \operatorname{Cov}[f] = W \,\mathrm{diag}(c + \mathrm{spread})\, W^\top
+        .. math:: E[f] = W \mu, \qquad \operatorname{Cov}[f] = W \,\mathrm{diag}(c + s)\, W^\top
 
         Args:
             W: weights (P, Q): fixed, a ``numpyro.param`` or the value of a site.
@@ -285,8 +287,8 @@ class MixedValues(FunctionValues):
     ``g(x).mix(W)`` makes it. With :math:`g_q(x) \sim N(\mu_q, \sigma_q^2)`, where :math:`\sigma_q^2` is the total
     variance, the mixtures have marginals
     :math:`f_p(x) \sim N(\sum_q W_{pq} \mu_q, \sum_q W_{pq}^2 \sigma_q^2)`, which is all that the expected log density
-    of a likelihood that factorises over outputs needs: ``loc``, ``conditional_variance`` and ``spread`` are the
-    marginal ones. Draws and the log density of several outputs together use their covariance
+    of a likelihood that factorises over outputs needs: ``loc``, ``conditional_variance`` and ``belief_variance`` are
+    the marginal ones. Draws and the log density of several outputs together use their covariance
     :math:`W \,\mathrm{diag}(\sigma^2)\, W^\top`. A shared kernel k gives the outputs the covariance
     :math:`(W W^\top) \otimes k`, one kernel for each the linear model of coregionalisation,
     :math:`\sum_q W_{pq} W_{p'q} k_q`.
@@ -318,9 +320,10 @@ class MixedValues(FunctionValues):
         self.functions, self.W = functions, jnp.asarray(W, functions.loc.dtype)
         # Var[f_p] = sum_q W_pq^2 sigma_q^2, part by part of the variance.
         squares = jnp.square(self.W).T
-        spread, total = (None if a is None else matmul(a, squares) for a in (functions.spread, functions.total))
+        parts = (functions.belief_variance, functions.total)
+        belief_variance, total = (None if a is None else matmul(a, squares) for a in parts)
         variance = matmul(functions.conditional_variance, squares)
-        super().__init__(self.mixed(functions.loc), variance, spread, total=total, origin=functions.origin)
+        super().__init__(self.mixed(functions.loc), variance, belief_variance, total=total, origin=functions.origin)
 
     def mixed(self, g: Array) -> Array:
         """Mixtures (..., P) of numbers (..., Q), one per function."""
@@ -395,9 +398,9 @@ def _refuse_site() -> NoReturn:
 
 @kl_divergence.register(FunctionValues, FunctionValues)
 def _kl_values(q: FunctionValues, p: FunctionValues) -> Array:
-    r"""KL between independent Gaussians, with :math:`E_{q(u)}` of the second where its mean is uncertain."""
-    # E (m_q - m_p(v))^2 = (m_q - m_p)^2 + spread
-    square = jnp.square(q.loc - p.loc) + (0 if p.spread is None else p.spread)
+    r"""KL between independent Gaussians, with :math:`E_{q(v)}` of the second where its mean is uncertain."""
+    # E (m_q - m_p(v))^2 = (m_q - E m_p(v))^2 + Var[m_p(v)]
+    square = jnp.square(q.loc - p.loc) + (0 if p.belief_variance is None else p.belief_variance)
     return sum_event(expected_kl(q.variance, square, p.conditional_variance), q.event_dim)
 
 
@@ -450,5 +453,5 @@ class ProcessValues(Values):
         return rows.mT if self.event_dim == 2 else rows[..., 0, :]
 
     def precision_times(self, residual: Array) -> Array:
-        """The inverse covariance given u times numbers of the shape of values."""
+        """The inverse covariance given v times numbers of the shape of values."""
         raise NotImplementedError

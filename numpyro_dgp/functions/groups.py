@@ -30,7 +30,7 @@ from numpyro_dgp.kernels.categorical import is_label
 from numpyro_dgp.kernels.per_output import Kernels, every, shared
 from numpyro_dgp.math.linalg import einsum, matmul, rows_times
 from numpyro_dgp.math.row_blocks import in_blocks
-from numpyro_dgp.math.whitening import inverse_cholesky, open_variance
+from numpyro_dgp.math.whitening import inverse_cholesky, residual_variance
 from numpyro_dgp.means import Mean
 
 __all__ = ["GroupedFunction", "open_in_plate"]
@@ -176,7 +176,7 @@ class GroupedFunction(InducedFunction):
         return (self.kernels.gram(x) if y is None else self.kernels(x, y))[..., None, :, :]
 
     def conditional_variance(self, rows: Array, A: Array) -> Array:
-        return open_variance(self.prior_variance(rows), jnp.square(A).sum(-1), self.Z.shape[-2])  # k_g(x, x) - a'a
+        return residual_variance(self.prior_variance(rows), jnp.square(A).sum(-1), self.Z.shape[-2])  # k_g(x, x) - a'a
 
     def moments(self, rows: Array) -> Moments:
         if self.v.whole is not None:
@@ -188,8 +188,8 @@ class GroupedFunction(InducedFunction):
         def moments(rows: Array) -> Moments:
             A, labels = self.blocks(rows)
             conditional = self.conditional_variance(rows, A)[:, None]
-            loc, spread = self.v.moments_of_block(A, labels)  # a' m_g and a' Sigma_g a (N, P)
-            return loc, jnp.broadcast_to(conditional, loc.shape), spread, None
+            loc, belief_variance = self.v.moments_of_block(A, labels)  # a' m_g and a' Sigma_g a (N, P)
+            return loc, jnp.broadcast_to(conditional, loc.shape), belief_variance, None
 
         return moments
 

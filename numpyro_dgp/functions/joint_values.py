@@ -35,8 +35,9 @@ class JointValues(ProcessValues):
 
     Args:
         loc: means (..., N, P), or (..., N) for a scalar function.
-        conditional_covariance: covariances given u (..., P, N, N), P = 1 where outputs share it.
-        spread: :math:`\operatorname{Cov}_{q(u)} E[f \mid u]`, what a belief about u adds (..., P, N, N), or ``None``.
+        conditional_covariance: covariances given v (..., P, N, N), P = 1 where outputs share it.
+        belief_covariance: :math:`\operatorname{Cov}_{q(v)} E[f \mid v]` (..., P, N, N), what a belief about v adds, or
+            ``None``.
         event_dim: 2 for vector-valued functions, 1 for scalar ones.
         scale: variances (..., P, 1) that rounding of the covariances is relative to, where those are differences of
             larger ones (``linalg.rounding_scale``); by default their own.
@@ -46,25 +47,27 @@ class JointValues(ProcessValues):
         ValueError: by ``log_prob``, for a value that has not the event shape.
     """
 
-    pytree_data_fields: tuple[str, ...] = ("conditional_covariance", "spread", "scale")
+    pytree_data_fields: tuple[str, ...] = ("conditional_covariance", "belief_covariance", "scale")
     suggested_rule = "dgp.guides.Full()"
 
     def __init__(
         self,
         loc: Array,
         conditional_covariance: Array,
-        spread: Array | None = None,
+        belief_covariance: Array | None = None,
         event_dim: int = 2,
         scale: Array | None = None,
         origin: Origin | None = None,
     ) -> None:
-        self.conditional_covariance, self.spread, self.scale = conditional_covariance, spread, scale
+        self.conditional_covariance, self.scale = conditional_covariance, scale
+        self.belief_covariance = belief_covariance
         super().__init__(loc, event_dim, origin)
 
     @property
     def covariance(self) -> Array:
         """Total covariances (..., P, N, N)."""
-        return self.conditional_covariance if self.spread is None else self.conditional_covariance + self.spread
+        given, added = self.conditional_covariance, self.belief_covariance
+        return given if added is None else given + added
 
     @property
     def variance(self) -> Array:
@@ -74,7 +77,7 @@ class JointValues(ProcessValues):
         return jnp.broadcast_to(self.to_value(jnp.diagonal(covariance, axis1=-2, axis2=-1)), self.loc.shape)
 
     def factor(self, covariance: Array | None = None) -> Array:
-        """Lower factors (..., P, N, N) of the covariances given u, with jitter; or of others as large as these."""
+        """Lower factors (..., P, N, N) of the covariances given v, with jitter; or of others as large as these."""
         return joint_cholesky(self.conditional_covariance if covariance is None else covariance, self.scale)
 
     def from_white(self, white: Array) -> Array:
@@ -92,10 +95,11 @@ class JointValues(ProcessValues):
         return self.to_value(solve_lower(L, solve_lower(L, rows), transpose=True)[..., 0])  # C^-1 r = L^-T L^-1 r
 
     def excess(self, whiten: Array) -> Array | float:
-        """The increase of the expected squared residual by the variance of u, with the inverse of the factor given u:
+        """The increase of the expected squared residual by the variance of v, with the inverse of the factor given v:
         (..., P)."""
         # tr(W S W'), W = L^-1
-        return 0.0 if self.spread is None else (matmul(whiten, self.spread) * whiten).sum((-2, -1))
+        S = self.belief_covariance
+        return 0.0 if S is None else (matmul(whiten, S) * whiten).sum((-2, -1))
 
     def _expanded(self, batch: tuple[int, ...]) -> JointValues:
         return self._of(type(self), batch)
@@ -107,7 +111,7 @@ class JointValues(ProcessValues):
             return None if a is None else jnp.broadcast_to(a, batch + a.shape[-dims:])
 
         loc = jnp.broadcast_to(self.loc, batch + self.event_shape)
-        C, S, scale = wide(self.conditional_covariance, 3), wide(self.spread, 3), wide(self.scale, 2)
+        C, S, scale = wide(self.conditional_covariance, 3), wide(self.belief_covariance, 3), wide(self.scale, 2)
         found = kind(loc, C, S, self.event_dim, scale, self.origin)
         found.follows_model = self.follows_model
         return found
@@ -119,8 +123,8 @@ class JointValues(ProcessValues):
     def marginals(self) -> FunctionValues:
         """The same values without their correlations: a :class:`FunctionValues` over (..., N)."""
         diagonal = self._diagonal(self.conditional_covariance)
-        spread = None if self.spread is None else self._diagonal(self.spread)
-        return FunctionValues(self.loc, diagonal, spread, self.event_dim - 1, origin=self.origin)
+        belief_variance = None if self.belief_covariance is None else self._diagonal(self.belief_covariance)
+        return FunctionValues(self.loc, diagonal, belief_variance, self.event_dim - 1, origin=self.origin)
 
 
 class KnownValues(JointValues):
@@ -183,10 +187,10 @@ class _AtLoc(Values):
     """Values that are at ``loc``, with the log density 0 there and minus infinity elsewhere."""
 
     determined = True
-    spread: Array | None
+    belief_covariance: Array | None
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
-        if self.spread is not None:  # the function is uncertain: given it, prior and posterior are the same point
+        if self.belief_covariance is not None:  # given the function, prior and posterior are the same point
             return jnp.zeros(self.batch_shape, self.loc.dtype)
         near = _is_near(value, self.loc).all(tuple(range(-self.event_dim, 0)))
         return jnp.where(near, 0.0, -jnp.inf).astype(self.loc.dtype)
@@ -213,7 +217,7 @@ class DeterminedJoint(_AtLoc, JointValues):
     """As :class:`Determined`, with the correlations over the last batch dimension."""
 
     def from_white(self, white: Array) -> Array:
-        return jnp.broadcast_to(self.loc, white.shape) if self.spread is None else super().from_white(white)
+        return jnp.broadcast_to(self.loc, white.shape) if self.belief_covariance is None else super().from_white(white)
 
 
 def require_following(name: str, values: Any, q: Any) -> None:

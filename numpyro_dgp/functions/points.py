@@ -34,7 +34,7 @@ from numpyro_dgp.kernels.per_output import (
 )
 from numpyro_dgp.math.belief_moments import belief_moments
 from numpyro_dgp.math.linalg import jitter, matmul, nugget, rows_times
-from numpyro_dgp.math.whitening import inverse_cholesky, open_variance, relative_change
+from numpyro_dgp.math.whitening import inverse_cholesky, relative_change, residual_variance
 from numpyro_dgp.means import Mean, ZeroMean
 
 __all__ = ["Points", "SparseFunction", "learned_inputs", "whiten_columns"]
@@ -186,20 +186,20 @@ class SparseFunction(InducedFunction):
         def moments(rows: Array) -> Moments:
             cross, k = cross_covariance(self.kernels, rows, self.Z), variances(self.kernels, rows)[:, None]
             loc, explained, gain = from_cross(cross.astype(dtype))  # a'm, a'a and a' (Sigma - I) a
-            conditional = open_variance(k, explained[:, None], M)
-            spread = jnp.maximum(gain + explained[:, None], 0)  # a' Sigma a
+            conditional = residual_variance(k, explained[:, None], M)
+            belief_variance = jnp.maximum(gain + explained[:, None], 0)  # a' Sigma a
             # k - a'a + a' Sigma a = k + gain, without the a'a that cancels
-            return loc, jnp.broadcast_to(conditional, loc.shape), spread, k + gain
+            return loc, jnp.broadcast_to(conditional, loc.shape), belief_variance, k + gain
 
         return moments
 
     def moments(self, rows: Array) -> Moments:
-        loc, conditional, spread, total = super().moments(rows)
+        loc, conditional, belief_variance, total = super().moments(rows)
         if total is not None:
             # Computed here, because in a block it would be computed again for the derivative.
             least = jitter(total.dtype, self.size) * variances(self.kernels, rows)
             total = jnp.maximum(total, least[:, None])
-        return loc, conditional, spread, total
+        return loc, conditional, belief_variance, total
 
     def prior_draw(self, key: Array, weights: Array, rows: Array) -> tuple[Array, Array]:
         def values(x: Array) -> Array:
@@ -262,9 +262,10 @@ class SparseFunction(InducedFunction):
             found.append((*_whitened_values(ours, theirs), whiten_columns(theirs.whiten, means)))
         A, conditional, shift = (jnp.concatenate(parts) for parts in zip(*found, strict=True))
         known = self.by_output(self.v.loc)
-        spread = self.v.spread_covariance(A)
+        belief_covariance = self.v.feature_covariance(A)
         # A m + shift, and C + A Sigma A'
-        return matmul(A, known[..., None])[..., 0] + shift, conditional if spread is None else conditional + spread
+        loc = matmul(A, known[..., None])[..., 0] + shift
+        return loc, conditional if belief_covariance is None else conditional + belief_covariance
 
 
 @pytree

@@ -61,11 +61,11 @@ class Projection:
             ValueError: inputs of another width, NaN or infinite inputs.
         """
         x = self._inputs(x)
-        # z = m(x) + v (sigma x), with the spread (sigma x)' Sigma_p (sigma x).
+        # z = m(x) + v (sigma x), with the variance (sigma x)' Sigma_p (sigma x).
         rows = (x * self.scale).reshape(-1, x.shape[-1])
-        spreading = self.v.spreading()
-        spread = None if spreading is None else in_blocks(spreading, rows)
-        return self._values(x, matvec(self._entries(), rows), spread)
+        feature_variance = self.v.feature_variances()
+        belief_variance = None if feature_variance is None else in_blocks(feature_variance, rows)
+        return self._values(x, matvec(self._entries(), rows), belief_variance)
 
     def columns(self, labels: ArrayLike) -> Determined:
         """Projected one-hot inputs: column ``labels`` of the matrix, gathered instead of multiplied out.
@@ -89,12 +89,12 @@ class Projection:
                 "number the classes from 0, and open the projection with inputs= their number",
             )
         labels = jnp.asarray(labels)
-        spread = self.v.variance
-        if spread is not None:
+        belief_variance = self.v.variance
+        if belief_variance is not None:
             # x = e_d: sigma_d^2 var v_pd
-            spread = jnp.square(self.scale[labels])[..., None] * self._rows(spread).T[labels]
+            belief_variance = jnp.square(self.scale[labels])[..., None] * self._rows(belief_variance).T[labels]
         loc = self.scale[labels][..., None] * self._entries().T[labels]  # sigma_d v_pd
-        return self._values(jax.nn.one_hot(labels, D, dtype=loc.dtype), loc, spread)
+        return self._values(jax.nn.one_hot(labels, D, dtype=loc.dtype), loc, belief_variance)
 
     def joint(self, x: ArrayLike) -> DeterminedJoint:
         """Projected inputs with their correlations over the last batch dimension of ``x`` (..., N, D).
@@ -105,23 +105,23 @@ class Projection:
         x = self._inputs(x)
         each, scaled = self(x), (x * self.scale).reshape(-1, *x.shape[-2:])
         shape = (*x.shape[:-2], self.outputs or 1, x.shape[-2], x.shape[-2])
-        spread = jax.vmap(self.v.spread_covariance)(scaled)  # (sigma x_n)' Sigma_p (sigma x_n')
-        spread = None if spread is None else spread.reshape(shape)
+        belief_covariance = jax.vmap(self.v.feature_covariance)(scaled)  # (sigma x_n)' Sigma_p (sigma x_n')
+        belief_covariance = None if belief_covariance is None else belief_covariance.reshape(shape)
         event_dim = 1 if self.outputs is None else 2
         none = jnp.zeros(shape, each.loc.dtype)  # given Pi, z has no variance
-        return DeterminedJoint(each.loc, none, spread, event_dim, origin=Origin(self, x))
+        return DeterminedJoint(each.loc, none, belief_covariance, event_dim, origin=Origin(self, x))
 
     def draw(self, key: Array, x: Array) -> Array:
         r"""Draws of :math:`m(x) + \Pi x`, one matrix for the last batch dimension of ``x`` (..., K, D): (..., K, P)."""
         v = self.v.sample(key, x.shape[:-2]).reshape(*x.shape[:-2], -1, len(self.scale))  # (..., P, D), one for K rows
         return matmul(x * self.scale, v.mT) + self.mean(x)
 
-    def _values(self, x: Array, loc: Array, spread: Array | None) -> Determined:
+    def _values(self, x: Array, loc: Array, belief_variance: Array | None) -> Determined:
         shape = x.shape[:-1] if self.outputs is None else (*x.shape[:-1], self.outputs)
         loc = loc.reshape(shape) + mean_values(self.mean, x, self.outputs)
-        spread = None if spread is None else spread.reshape(shape)
+        belief_variance = None if belief_variance is None else belief_variance.reshape(shape)
         event_dim = 0 if self.outputs is None else 1
-        return Determined(loc, jnp.zeros_like(loc), spread, event_dim, origin=Origin(self, x))
+        return Determined(loc, jnp.zeros_like(loc), belief_variance, event_dim, origin=Origin(self, x))
 
     def _entries(self) -> Array:
         """Whitened entries (P, D): a draw of them, or their mean under a belief."""

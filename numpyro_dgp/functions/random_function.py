@@ -36,7 +36,7 @@ from numpyro_dgp.math.belief_moments import ROWS
 from numpyro_dgp.math.linalg import conditional_cholesky, matmul, rounding_scale, solve_lower
 from numpyro_dgp.math.row_blocks import in_blocks
 from numpyro_dgp.math.tuning import tuned
-from numpyro_dgp.math.whitening import open_variance
+from numpyro_dgp.math.whitening import residual_variance
 from numpyro_dgp.means import Mean
 
 __all__ = ["FeatureFunction", "Moments", "PointValues", "RandomFunction", "Representation"]
@@ -221,7 +221,7 @@ class FeatureFunction:
         """Diagonal of k(x, x) - A A^T, variances of f at rows (N, D) given v: (N,), or (P, N) where outputs differ."""
         if self.determined:
             return jnp.zeros_like(A[..., 0])
-        return open_variance(self.prior_variance(rows), jnp.square(A).sum(-1), self.size)
+        return residual_variance(self.prior_variance(rows), jnp.square(A).sum(-1), self.size)
 
     def held(self) -> Self:
         """The same function with ``stop_gradient`` applied to its hyperparameters."""
@@ -257,12 +257,12 @@ class FeatureFunction:
         """
         x = self.checked(x, noise)
         require_noise(noise, self.outputs, x.shape[:-1])
-        loc, conditional, spread, total = self.moments(x.reshape(-1, x.shape[-1]))
+        loc, conditional, belief_variance, total = self.moments(x.reshape(-1, x.shape[-1]))
         extra = noise_variance(noise, loc.dtype)
         return (Determined if self.determined and noise is None else FunctionValues)(
             self._unflatten(loc, x) + self.mean_at(x),
             self._unflatten(conditional, x) + extra,
-            None if spread is None else self._unflatten(spread, x),
+            None if belief_variance is None else self._unflatten(belief_variance, x),
             event_dim=0 if self.outputs is None else 1,
             total=None if total is None else self._unflatten(total, x) + extra,
             origin=Origin(self, x, noise),
@@ -285,14 +285,14 @@ class FeatureFunction:
         conditional = jnp.zeros_like(prior) if whole or self.determined else prior - matmul(A, A.mT)  # k(x, x) - A A'
         # Rounding of that difference is relative to k(x, x), not to the difference.
         scale = rounding_scale(jnp.diagonal(prior, axis1=-2, axis2=-1), noise_variance(noise, loc.dtype))
-        spread = jax.vmap(self.v.spread_covariance)(A.reshape(-1, *A.shape[-3:]))  # A Sigma A'
-        if spread is not None:
-            spread = spread.reshape(*x.shape[:-2], *spread.shape[1:])
+        belief_covariance = jax.vmap(self.v.feature_covariance)(A.reshape(-1, *A.shape[-3:]))  # A Sigma A'
+        if belief_covariance is not None:
+            belief_covariance = belief_covariance.reshape(*x.shape[:-2], *belief_covariance.shape[1:])
         determined = DeterminedJoint if self.determined and noise is None else JointValues
         return (KnownValues if whole else determined)(
             self._unflatten(loc, x) + self.mean_at(x),
             conditional + noise_covariance(noise, x.shape[-2], loc.dtype),
-            spread,
+            belief_covariance,
             event_dim=1 if self.outputs is None else 2,
             scale=scale,
             origin=Origin(self, x, noise),
@@ -336,14 +336,14 @@ class FeatureFunction:
 
     def block_moments(self, rows: Array) -> Callable[[Array], Moments]:
         """:meth:`moments` of one block of ``rows``; what does not depend on the rows is computed once."""
-        spreading = self.v.spreading()
+        feature_variance = self.v.feature_variances()
 
         def moments(rows: Array) -> Moments:
             A = self.features(rows)
             loc = self._known(A, rows)
             conditional = self.conditional_variance(rows, A)
-            spread = None if spreading is None else spreading(A)
-            return loc, jnp.broadcast_to(jnp.atleast_2d(conditional).T, loc.shape), spread, None
+            belief_variance = None if feature_variance is None else feature_variance(A)
+            return loc, jnp.broadcast_to(jnp.atleast_2d(conditional).T, loc.shape), belief_variance, None
 
         return moments
 

@@ -139,17 +139,17 @@ class Weights(Protocol):
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draws of v, of shape ``sample_shape + loc.shape``."""
 
-    def spreading(self) -> Callable[[Array], Array] | None:
+    def feature_variances(self) -> Callable[[Array], Array] | None:
         r"""From features A, (N, M) or (P, N, M), to the diagonal of :math:`A \Sigma A^\top` (N, P)."""
 
-    def spread_covariance(self, A: Array) -> Array | None:
+    def feature_covariance(self, A: Array) -> Array | None:
         r""":math:`A \Sigma A^\top` (P, N, N) for features (N, M) or (P, N, M)."""
 
     def reshaped(self, shape: tuple[int, ...]) -> Weights:
         """The same weights with the values of L groups concatenated, as (P, L M) or (L M,)."""
 
     def moments_of_block(self, A: Array, groups: Array) -> tuple[Array, Array | None]:
-        """Mean and :meth:`spreading` (N, P) of rows with the features A (N, M) of the values of one group (N,) each."""
+        """Mean and :meth:`feature_variances` (N, P) of rows with features A (N, M) of the values of one group each."""
 
 
 class Belief(SiteDistribution):
@@ -190,15 +190,15 @@ class Belief(SiteDistribution):
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         return self.sample_with_intermediates(key, sample_shape)[0]
 
-    def spread(self, A: Array) -> Array:
+    def feature_variance(self, A: Array) -> Array:
         """Diagonal of the added covariance, shape (N, P), for A of shape (N, M) or (P, N, M)."""
         raise NotImplementedError
 
-    def spreading(self) -> Callable[[Array], Array]:
-        """:meth:`spread` for several A: what does not depend on A is computed once."""
-        return self.spread
+    def feature_variances(self) -> Callable[[Array], Array]:
+        """:meth:`feature_variance` for several A: what does not depend on A is computed once."""
+        return self.feature_variance
 
-    def spread_covariance(self, A: Array) -> Array:
+    def feature_covariance(self, A: Array) -> Array:
         """The added covariance (P, N, N)."""
         raise NotImplementedError
 
@@ -207,13 +207,14 @@ class Belief(SiteDistribution):
         return BlockBelief(self, shape)
 
     def moments_of_block(self, A: Array, groups: Array) -> tuple[Array, Array]:
-        """Mean and :meth:`spread` (N, P) of rows that see one block each.
+        """Mean and :meth:`feature_variance` (N, P) of rows that see one block each.
 
         Args:
             A: their features of that block (N, M).
             groups: its number (N,).
         """
-        return _of_block(self.loc, A, groups), self.spread(in_block(A, groups, self.loc.shape[-1] // A.shape[-1]))
+        blocks = self.loc.shape[-1] // A.shape[-1]
+        return _of_block(self.loc, A, groups), self.feature_variance(in_block(A, groups, blocks))
 
     @property
     def support(self) -> constraints.Constraint:
@@ -276,20 +277,20 @@ class FullBelief(Belief):
     def variance(self) -> Array:
         return jnp.square(self.scale_tril).sum(-1)  # diag(R R')
 
-    def spread(self, A: Array) -> Array:
-        return self.spreading()(A)
+    def feature_variance(self, A: Array) -> Array:
+        return self.feature_variances()(A)
 
-    def spreading(self) -> Callable[[Array], Array]:
+    def feature_variances(self) -> Callable[[Array], Array]:
         S = self.covariance.reshape(-1, *self.scale_tril.shape[-2:])
 
-        def spread(A: Array) -> Array:
+        def feature_variance(A: Array) -> Array:
             if A.ndim == 2:
                 return quadratic_forms(S, A)  # a_n' Sigma_p a_n (N, P)
             return jax.vmap(lambda S_p, A_p: quadratic_forms(S_p[None], A_p)[:, 0], out_axes=1)(S, A)
 
-        return spread
+        return feature_variance
 
-    def spread_covariance(self, A: Array) -> Array:
+    def feature_covariance(self, A: Array) -> Array:
         half = matmul(A, self.scale_tril.reshape(-1, *self.scale_tril.shape[-2:]))  # A R: A Sigma A' = (A R) (A R)'
         return matmul(half, half.mT)
 
@@ -328,10 +329,10 @@ class DiagonalBelief(Belief):
     def variance(self) -> Array:
         return jnp.square(self.scale)
 
-    def spread(self, A: Array) -> Array:
+    def feature_variance(self, A: Array) -> Array:
         return matvec(self.variance.reshape(-1, A.shape[-1]), jnp.square(A))  # sum_m a_nm^2 sigma_pm^2
 
-    def spread_covariance(self, A: Array) -> Array:
+    def feature_covariance(self, A: Array) -> Array:
         half = A * self.scale.reshape(-1, 1, A.shape[-1])  # A diag(sigma)
         return matmul(half, half.mT)
 
@@ -375,13 +376,13 @@ class BlockBelief(Belief):
         split = jnp.broadcast_to(split, (outputs, *split.shape[1:]))
         return jnp.moveaxis(split, 2, 1).reshape(count, A.shape[-2], size)
 
-    def spread(self, A: Array) -> Array:
+    def feature_variance(self, A: Array) -> Array:
         # a' Sigma_p a = sum_g a_g' Sigma_pg a_g: (N, P L), summed over the blocks.
-        found = self.blocks.spread(self._by_block(A))
+        found = self.blocks.feature_variance(self._by_block(A))
         return found.reshape(len(found), math.prod(self.event_shape[:-1]), -1).sum(-1)
 
-    def spread_covariance(self, A: Array) -> Array:
-        found = self.blocks.spread_covariance(self._by_block(A))
+    def feature_covariance(self, A: Array) -> Array:
+        found = self.blocks.feature_covariance(self._by_block(A))
         return found.reshape(math.prod(self.event_shape[:-1]), -1, *found.shape[1:]).sum(1)
 
     def moments_of_block(self, A: Array, groups: Array) -> tuple[Array, Array]:
@@ -428,10 +429,10 @@ class KnownWeights:
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Array:
         return jnp.broadcast_to(self.loc, (*sample_shape, *self.loc.shape))
 
-    def spreading(self) -> None:
+    def feature_variances(self) -> None:
         return None
 
-    def spread_covariance(self, A: Array) -> None:
+    def feature_covariance(self, A: Array) -> None:
         return None
 
     def reshaped(self, shape: tuple[int, ...]) -> KnownWeights:

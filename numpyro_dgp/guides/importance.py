@@ -77,8 +77,8 @@ class ReplicatedValues(FunctionValues):
     """
 
     def __init__(self, values: FunctionValues) -> None:
-        c, spread = values.conditional_variance, values.spread
-        super().__init__(values.loc, c, spread, values.event_dim, origin=values.origin)
+        c, belief_variance = values.conditional_variance, values.belief_variance
+        super().__init__(values.loc, c, belief_variance, values.event_dim, origin=values.origin)
         self.follows_model = True
 
     def sample_with_intermediates(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[Array, list[Array]]:

@@ -239,7 +239,7 @@ def _kl_independent(q: FunctionValues, p: dist.Independent) -> Array:
     """KL of Gaussian rows from a prior that the program writes with ``to_event``."""
     if p.reinterpreted_batch_ndims != q.event_dim:
         raise NotImplementedError
-    numbers = FunctionValues(q.loc, q.conditional_variance, q.spread, event_dim=0)
+    numbers = FunctionValues(q.loc, q.conditional_variance, q.belief_variance, event_dim=0)
     return kl_divergence(numbers, p.base_dist).sum(tuple(range(-q.event_dim, 0)))
 
 

@@ -175,7 +175,7 @@ class Likelihood(SiteDistribution):
             alone = False
             self.f_x, self.conditional = self.f_x.unmixed(conditional)
             reading = reading._replace(grid=None)
-        elif collapse == "marginal" and self.f_x.spread is not None:  # a grid within a grid
+        elif collapse == "marginal" and self.f_x.belief_variance is not None:  # a grid within a grid
             reading = reading._replace(grid=None)
         numbers = elementwise(example)
         self.number_dim = numbers.event_dim
@@ -189,7 +189,7 @@ class Likelihood(SiteDistribution):
         self.normal = closed.normal
         case = Case(self.conditional, reading, closed, given, own_methods=alone, automatic=rule is None)
         self.integrals = integrals(case, strategies)
-        self.rule = choose_rule(reading, rule, exact=self._integral.exact and self._spread is None)
+        self.rule = choose_rule(reading, rule, exact=self._integral.exact and self._belief_variance is None)
         require_rows_of_plates(example.batch_shape)
         super().__init__(example.batch_shape, example.event_shape)
 
@@ -212,16 +212,16 @@ class Likelihood(SiteDistribution):
         return self._first("expected_log_prob" if self.collapse == "bound" else "log_marginal")
 
     @property
-    def _spread(self) -> Array | None:
+    def _belief_variance(self) -> Array | None:
         """Variances of a belief that ``log_prob`` integrates outside of the logarithm by quadrature."""
-        return None if self.collapse == "bound" else self.f_x.spread
+        return None if self.collapse == "bound" else self.f_x.belief_variance
 
     @property
     def _integrand(self) -> Integrand:
         return Integrand(self.conditional, self.rule, self.observed, self.event_dim, self.number_dim)
 
     def __repr__(self) -> str:
-        integral = self.integrals[-1] if self._spread is not None and self._integral.exact else self._integral
+        integral = self.integrals[-1] if self._belief_variance is not None and self._integral.exact else self._integral
         return f"Likelihood({self.family}, {integral.describe(self._integrand)})"
 
     def per_number(self, v: Array) -> dist.Distribution:
@@ -280,10 +280,10 @@ class Likelihood(SiteDistribution):
         f = self.f_x
         if self.collapse == "bound":
             return self._expected_log_prob(value, f.loc, f.variance)
-        if f.spread is None:
+        if f.belief_variance is None:
             return self._log_marginal(value, f.loc, f.conditional_variance)
         # The expectation over q(u) is outside the logarithm: inside, the result would not be a lower bound.
-        nodes = self.rule.nodes(f.loc, f.spread)  # means given u, N(loc, spread)
+        nodes = self.rule.nodes(f.loc, f.belief_variance)  # means given u, N(loc, belief_variance)
         return nodes.mean(jax.vmap(lambda m: self._log_marginal(value, m, f.conditional_variance))(nodes.points))
 
     def log_marginal(self, value: ArrayLike) -> Array:

@@ -47,11 +47,12 @@ class SeveralValues(FunctionValues):
     def __init__(self, parts: Sequence[FunctionValues]) -> None:
         self.parts = tuple(parts)
         self.split = Split([part.event_shape[0] if part.event_dim else None for part in parts])
-        spreads = [jnp.zeros_like(part.loc) if part.spread is None else part.spread for part in parts]
+        found = [part.belief_variance for part in parts]
+        added = [jnp.zeros_like(part.loc) if a is None else a for part, a in zip(parts, found, strict=True)]
         super().__init__(
             self.split.whole([part.loc for part in parts]),
             self.split.whole([part.conditional_variance for part in parts]),
-            None if all(part.spread is None for part in parts) else self.split.whole(spreads),
+            None if all(a is None for a in found) else self.split.whole(added),
             total=self.split.whole([part.variance for part in parts]),
         )
 
@@ -201,12 +202,12 @@ def _covariances(parts: Sequence[FunctionValues]) -> Entries:
     ]
     features = [f.features(x) for f, x in zip(functions, rows, strict=True)]
     A = jnp.stack([each if each.ndim == 3 else each[None] for each in features], -2)  # (P, N, k, M)
-    spread = None if v.known else jax.vmap(v.spread_covariance, in_axes=1, out_axes=1)(A)  # a_i' Sigma a_j (P, N, k, k)
+    added = None if v.known else jax.vmap(v.feature_covariance, in_axes=1, out_axes=1)(A)  # a_i' Sigma a_j (P, N, k, k)
     found = Entries()
     for i, j in itertools.combinations(range(len(parts)), 2):
         # Cov[v_i, v_j] = k(x_i, x_j) - a_i' a_j + a_i' Sigma a_j (P, N)
         C = _prior_of_rows(functions[i], functions[j], rows[i], rows[j]) - (A[..., i, :] * A[..., j, :]).sum(-1)
-        C = (C if spread is None else C + spread[..., i, j]).T
+        C = (C if added is None else C + added[..., i, j]).T
         found[j, i] = C.reshape(*batch, -1) if functions[0].outputs is not None else C.reshape(batch)
     return found
 

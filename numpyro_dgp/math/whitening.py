@@ -16,7 +16,7 @@ __all__ = [
     "inverse_cholesky",
     "inverse_factor",
     "inverse_lower",
-    "open_variance",
+    "residual_variance",
     "relative_change",
     "resolved",
 ]
@@ -157,7 +157,7 @@ def inverse_cholesky(K: Array, owner: str = "K") -> Array:
     return checked_factor(inverse_factor(with_jitter(K)), owner, matrix=K)
 
 
-def open_variance(prior: Array, explained: ArrayLike, size: int) -> Array:
+def residual_variance(prior: Array, explained: ArrayLike, size: int) -> Array:
     r"""A variance given M inducing values, :math:`\max(k - a^\top a,\; \mathrm{jitter}(M)\, k)`.
 
     Exactly, :math:`k(x, x) - a^\top a` is positive, and at an inducing input it is about the jitter that
@@ -172,8 +172,8 @@ def open_variance(prior: Array, explained: ArrayLike, size: int) -> Array:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from numpyro_dgp.extend import open_variance
-        >>> left = open_variance(jnp.array([2.0, 2.0], jnp.float32), jnp.array([0.5, 2.1], jnp.float32), 100)
+        >>> from numpyro_dgp.extend import residual_variance
+        >>> left = residual_variance(jnp.array([2.0, 2.0], jnp.float32), jnp.array([0.5, 2.1], jnp.float32), 100)
         >>> f"{left[0]:.1e} {left[1]:.1e}"
         '1.5e+00 4.8e-05'
     """

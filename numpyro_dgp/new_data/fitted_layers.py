@@ -77,7 +77,7 @@ def _moments(name: str, layer: OpenLayer) -> tuple[Array, Array]:
     if belief.dense_root is not None:
         root = belief.dense_root.reshape(-1, M, M)
     else:
-        covariance = belief.spread_covariance(jnp.eye(M, dtype=belief.loc.dtype))
+        covariance = belief.feature_covariance(jnp.eye(M, dtype=belief.loc.dtype))
         root = checked_factor(jnp.linalg.cholesky(covariance), f"the covariance of q(v) of {name!r}")
     return belief.loc.reshape(-1, M), root
 

@@ -120,7 +120,7 @@ class RingBelief(Belief):
         x = x if gain is None else x * gain
         return _at_sites(inner, x, self.blocks) * spectrum**q  # type: ignore[operator]
 
-    def spread(self, A: Array) -> Array:
+    def feature_variance(self, A: Array) -> Array:
         return jnp.square(self.half(A)).sum(-1).T  # |R' a_n|^2 (N, P)
 
     @property
@@ -128,7 +128,7 @@ class RingBelief(Belief):
         """Whether the grid points around an input determine its variance: all families except the product."""
         return self.inner is None
 
-    def spread_near(self, windows: tuple[Window, ...]) -> Array:
+    def feature_variance_near(self, windows: tuple[Window, ...]) -> Array:
         r"""Diagonal of the added covariance (N, P) from the grid points around each input, where ``is_local``.
 
         With :math:`y = \Gamma_2 C^{-1/2 - p} k(Z, x)`, the weights, it is
@@ -151,7 +151,7 @@ class RingBelief(Belief):
             total = total + (jnp.square(y).sum(-1) if independent else window.form(y, rows[i]))
         return total.T
 
-    def spread_covariance(self, A: Array) -> Array:
+    def feature_covariance(self, A: Array) -> Array:
         half = self.half(A)
         return matmul(half, half.mT)
 
@@ -164,7 +164,7 @@ class RingBelief(Belief):
     def covariance(self) -> Array:
         """Covariances of v, (P, M, M) or (M, M): for small M."""
         eye = jnp.eye(self.loc.shape[-1], dtype=self.loc.dtype)
-        return self.spread_covariance(eye).reshape(*self.loc.shape, self.loc.shape[-1])
+        return self.feature_covariance(eye).reshape(*self.loc.shape, self.loc.shape[-1])
 
     def from_white(self, white: Array) -> Array:
         p, q = self.powers

@@ -120,8 +120,8 @@ class RingFunction(InducedFunction):
         windows = self._windows(rows)
         loc = self._near(windows, self.by_output(v.loc))
         conditional: Any = sum(w.conditional_variance() for w in windows)
-        spread = None if near is None else near.spread_near(windows)
-        return loc, jnp.broadcast_to(conditional.T, loc.shape), spread, None
+        belief_variance = None if near is None else near.feature_variance_near(windows)
+        return loc, jnp.broadcast_to(conditional.T, loc.shape), belief_variance, None
 
     def _windows(self, rows: Array) -> tuple[Window, ...]:
         """The windows of grid points around rows (N, D), on each of the rings."""

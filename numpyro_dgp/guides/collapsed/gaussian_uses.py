@@ -28,7 +28,7 @@ from numpyro_dgp.kernels.expectations import Integrate
 from numpyro_dgp.math.gaussians import kl_full, log_density, log_determinant
 from numpyro_dgp.math.linalg import jitter, matmul, solve_lower, times_transpose
 from numpyro_dgp.math.quadratic_forms import quadratic_forms
-from numpyro_dgp.math.whitening import open_variance
+from numpyro_dgp.math.whitening import residual_variance
 from numpyro_dgp.means import ConstantMean, IdentityMean, LinearMean, ZeroMean
 
 __all__ = [
@@ -172,14 +172,14 @@ class SharedBelief(Belief):
     def variance(self) -> Array:
         return jnp.broadcast_to(jnp.square(self.scale_tril).sum(-1), self.loc.shape)
 
-    def spread(self, A: Array) -> Array:
+    def feature_variance(self, A: Array) -> Array:
         # a_n' R R' a_n (N, P), the same for all outputs unless their features differ
         S = times_transpose(self.scale_tril)[None]
         if A.ndim == 3:
             return jax.vmap(lambda A_p: quadratic_forms(S, A_p)[:, 0], out_axes=1)(A)
         return jnp.broadcast_to(quadratic_forms(S, A), (len(A), len(self.loc)))
 
-    def spread_covariance(self, A: Array) -> Array:
+    def feature_covariance(self, A: Array) -> Array:
         # A R (A R)'
         half = matmul(A, self.scale_tril)
         found = matmul(half, half.mT)
@@ -438,7 +438,7 @@ def at_inducing_inputs(A: Array, variances: Array, points: Any, rows: Array) -> 
     # back, a_n v = (L v)_m is the inducing value itself, and v leaves no variance.
     noise = jitter(A.dtype, M) * points.kernel.diag(points.Z).mean() * there.astype(A.dtype)
     A = A + noise[:, None] * points.whiten.mT.astype(A.dtype)[jnp.minimum(first, M - 1)]
-    return A, jnp.where(there, 0.0, open_variance(variances, jnp.square(A).sum(-1), M))
+    return A, jnp.where(there, 0.0, residual_variance(variances, jnp.square(A).sum(-1), M))
 
 
 def optimal_belief(total: Quadratic, scalar: bool) -> FullBelief | SharedBelief:

@@ -67,19 +67,19 @@ class LowRankBelief(Belief):
         F, sign = signed(self.scale, self.factor, self.precision)
         return jnp.square(self.scale) + sign * jnp.square(F).sum(-1)  # diag(Sigma), Sigma = diag(sigma^2) + s F F'
 
-    def spread(self, A: Array) -> Array:
-        return self.spreading()(A)
+    def feature_variance(self, A: Array) -> Array:
+        return self.feature_variances()(A)
 
-    def spreading(self) -> Callable[[Array], Array]:
+    def feature_variances(self) -> Callable[[Array], Array]:
         scale, F, sign = self._by_output()
 
-        def spread(A: Array) -> Array:
+        def feature_variance(A: Array) -> Array:
             found = matvec(jnp.square(scale), jnp.square(A)) + sign * low_rank_variances(A, F)
             return jnp.maximum(found, 0)  # a difference may round to less
 
-        return spread
+        return feature_variance
 
-    def spread_covariance(self, A: Array) -> Array:
+    def feature_covariance(self, A: Array) -> Array:
         scale, F, sign = self._by_output()
         alone, together = A * scale[:, None], matmul(A, F)
         return matmul(alone, alone.mT) + sign * matmul(together, together.mT)  # A diag(sigma^2) A' + s A F (A F)'

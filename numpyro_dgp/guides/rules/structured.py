@@ -49,7 +49,7 @@ class ConditionalValues(FunctionValues):
     Args:
         loc: means (..., P) or (...,), at the mean of v where a belief about v is integrated out.
         conditional_variance: :math:`\Omega`, of the same shape.
-        spread: variances that the belief adds, or ``None``.
+        belief_variance: variances that the belief adds, or ``None``.
         gap: variance of the gap under the belief, or ``None``.
         event_dim: 1 for vector-valued functions, 0 for scalar ones.
     """
@@ -57,16 +57,16 @@ class ConditionalValues(FunctionValues):
     pytree_data_fields = ("gap",)
 
     def __init__(
-        self, loc: Array, conditional_variance: Array, spread: Array | None, gap: Array | None, event_dim: int
+        self, loc: Array, conditional_variance: Array, belief_variance: Array | None, gap: Array | None, event_dim: int
     ) -> None:
         self.gap = gap
-        super().__init__(loc, conditional_variance, spread, event_dim)
+        super().__init__(loc, conditional_variance, belief_variance, event_dim)
 
     def expand(self, batch_shape: Any) -> ConditionalValues:
         shape = (*batch_shape, *self.event_shape)
-        arrays = (self.loc, self.conditional_variance, self.spread, self.gap)
-        loc, variance, spread, gap = (None if a is None else jnp.broadcast_to(a, shape) for a in arrays)
-        return ConditionalValues(loc, variance, spread, gap, self.event_dim)  # type: ignore[arg-type]
+        arrays = (self.loc, self.conditional_variance, self.belief_variance, self.gap)
+        loc, variance, belief_variance, gap = (None if a is None else jnp.broadcast_to(a, shape) for a in arrays)
+        return ConditionalValues(loc, variance, belief_variance, gap, self.event_dim)  # type: ignore[arg-type]
 
 
 class CorrelatedOutputs(Values):
@@ -75,26 +75,27 @@ class CorrelatedOutputs(Values):
     Args:
         loc: means (..., P), at the mean of v where a belief about v is integrated out.
         scale_tril: triangular roots of :math:`\Omega` (..., P, P).
-        spread: covariances that the belief adds (..., P, P), or ``None``.
+        belief_covariance: covariances that the belief adds (..., P, P), or ``None``.
         gap: variances of the gap under the belief (..., P), or ``None``.
     """
 
-    pytree_data_fields = ("scale_tril", "spread", "gap")
+    pytree_data_fields = ("scale_tril", "belief_covariance", "gap")
 
-    def __init__(self, loc: Array, scale_tril: Array, spread: Array | None, gap: Array | None) -> None:
-        self.scale_tril, self.spread, self.gap = scale_tril, spread, gap
+    def __init__(self, loc: Array, scale_tril: Array, belief_covariance: Array | None, gap: Array | None) -> None:
+        self.scale_tril, self.belief_covariance, self.gap = scale_tril, belief_covariance, gap
         super().__init__(loc, 1, None)
 
     @property
     def variance(self) -> Array:
         own = jnp.square(self.scale_tril).sum(-1)  # diag Omega
-        return own if self.spread is None else own + jnp.diagonal(self.spread, axis1=-2, axis2=-1)
+        return own if self.belief_covariance is None else own + jnp.diagonal(self.belief_covariance, axis1=-2, axis2=-1)
 
     def from_white(self, white: Array) -> Array:
         root = self.scale_tril
-        if self.spread is not None:
+        if self.belief_covariance is not None:
             # R R' = Omega + T Sigma T'
-            root = cholesky(matmul(root, root.mT) + self.spread, "the covariance of outputs of a hidden layer")
+            covariance = matmul(root, root.mT) + self.belief_covariance
+            root = cholesky(covariance, "the covariance of outputs of a hidden layer")
         return self.loc + matmul(root, white[..., None])[..., 0]
 
     def log_prob(self, value: Array, intermediates: list[Array] | None = None) -> Array:
@@ -112,7 +113,7 @@ class CorrelatedOutputs(Values):
         return CorrelatedOutputs(*(wide(a, e) for a, e in self._with_event_dims()))  # type: ignore[arg-type]
 
     def _with_event_dims(self) -> list[tuple[Array | None, int]]:
-        return [(self.loc, 1), (self.scale_tril, 2), (self.spread, 2), (self.gap, 1)]
+        return [(self.loc, 1), (self.scale_tril, 2), (self.belief_covariance, 2), (self.gap, 1)]
 
 
 def _gap(q: Any, p: FunctionValues) -> Array:
@@ -201,7 +202,7 @@ class GivenInducing(Rule):
         )
         if self.weights == "model":
             variance = jnp.square(scale) * fn.conditional_variance  # Omega c
-            return ConditionalValues(fn.loc + shift, variance, fn.spread, None, event_dim)
+            return ConditionalValues(fn.loc + shift, variance, fn.belief_variance, None, event_dim)
         return given_inducing(fn, T, shift, jnp.square(scale))
 
 
@@ -209,11 +210,11 @@ def given_inducing(fn: Any, T: Array, shift: Array, variance: Array) -> Conditio
     """q(h | v) with weights T (P, N, M) of the inducing values, for the model's distribution ``fn`` of h."""
     v, A = fn.function.v, _by_output(fn.function, fn.function.features(_rows(fn)))
     loc = shift + _unrows(einsum("pnm,pm->np", T, v.loc.reshape(T.shape[0], -1)), fn)  # T m + t
-    spreading, spread, gap = v.spreading(), None, None
-    if spreading is not None:
+    feature_variance, belief_variance, gap = v.feature_variances(), None, None
+    if feature_variance is not None:
         # T Sigma T' of the draw, (T - a) Sigma (T - a)' of the gap
-        spread, gap = _unrows(spreading(T), fn), _unrows(spreading(T - A), fn)
-    return ConditionalValues(loc, variance, spread, gap, fn.event_dim)
+        belief_variance, gap = _unrows(feature_variance(T), fn), _unrows(feature_variance(T - A), fn)
+    return ConditionalValues(loc, variance, belief_variance, gap, fn.event_dim)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,15 +270,15 @@ class JointOutputs(Rule):
         )
         v: Any = function.v
         loc = shift + einsum("npqm,qm->np", T, v.loc).reshape(fn.loc.shape)  # T vec(m) + t
-        spread = gap = None
+        belief_covariance = gap = None
         if not v.known:
             # T - a, with a[n, p, q] = 0 for p != q
             between = T - jnp.eye(P, dtype=A.dtype)[:, :, None] * jnp.moveaxis(A, 1, 0)[:, None]
             # sum_q T_q Sigma_q T_q' (N, P, P), because outputs of v are independent
-            covariance = jax.vmap(lambda rows: v.spread_covariance(jnp.moveaxis(rows, 1, 0)).sum(0))
-            spread = covariance(T).reshape(*fn.loc.shape, P)
+            covariance = jax.vmap(lambda rows: v.feature_covariance(jnp.moveaxis(rows, 1, 0)).sum(0))
+            belief_covariance = covariance(T).reshape(*fn.loc.shape, P)
             gap = jnp.diagonal(covariance(between), axis1=-2, axis2=-1).reshape(fn.loc.shape)
-        return CorrelatedOutputs(loc, jnp.tril(tril), spread, gap)
+        return CorrelatedOutputs(loc, jnp.tril(tril), belief_covariance, gap)
 
 
 @dataclasses.dataclass(frozen=True)
