@@ -205,3 +205,14 @@ def test_the_collapsed_guide_refuses_censored_times(key):
     guide = dgp.guides.Collapsed(censored_program)
     with pytest.raises(ValueError, match=r"Collapsed: expected a Gaussian likelihood at 'y'"):
         SVI(censored_program, guide, optax.adam(0.01), dgp.ELBO()).init(key, *ROWS)
+
+
+def test_a_row_comes_before_methods_of_the_distribution():
+    class Own(dist.HalfNormal):
+        def expected_log_prob(self, y, mean, variance):
+            raise AssertionError("the distribution's own method")
+
+    constant = dgp.extend.ClosedForms(lambda y, mean, variance: 0 * y - 7.0)
+    row = dgp.extend.Form(Own, {"scale": (dgp.extend.Dependence.LOG_AFFINE,)}, lambda conditional: constant)
+    likelihood = dgp.Likelihood(F, lambda v: Own(jnp.exp(v)), integrate=row)
+    np.testing.assert_allclose(likelihood.log_prob(jnp.array(Y)), -7.0)

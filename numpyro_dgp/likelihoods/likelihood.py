@@ -24,7 +24,7 @@ from numpyro_dgp.functions.site_distribution import SiteDistribution
 from numpyro_dgp.likelihoods.closed_forms import Form, closed_forms, normal_form
 from numpyro_dgp.likelihoods.conditionals import choose_rule, read, require_arguments, with_key
 from numpyro_dgp.likelihoods.families import elementwise
-from numpyro_dgp.likelihoods.integrals import Case, Integral, Integrand, Strategy, integrals
+from numpyro_dgp.likelihoods.integrals import Case, Integral, Integrand, Strategy, closed_form, integrals
 from numpyro_dgp.likelihoods.missing import are_entries, observed_entries, of_entries, with_entries
 from numpyro_dgp.likelihoods.observed_only import ObservedOnly
 from numpyro_dgp.likelihoods.outcomes import value_range
@@ -180,7 +180,9 @@ class Likelihood(SiteDistribution):
         numbers = elementwise(example)
         self.number_dim = numbers.event_dim
         rows = (integrate,) if isinstance(integrate, Form) else ()
-        strategies = (integrate,) if callable(integrate) and not isinstance(integrate, type) else ()
+        strategies: tuple[Strategy, ...] = (closed_form,) if rows else ()  # before methods of the distribution
+        if callable(integrate) and not isinstance(integrate, type):
+            strategies = (integrate,)
         rule: Any = None if rows or strategies else integrate
         closed, given = closed_forms(self.per_number, numbers, reading.kinds, rows), None
         if len(several) > 1:
