@@ -27,7 +27,8 @@ from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, SVI
 
 import numpyro_dgp as dgp
-from numpyro_dgp.diagnostics import Simulated, coverage, figures, pit, uniformity, vsbc
+from numpyro_dgp import plots
+from numpyro_dgp.diagnostics import Simulated, coverage, pit, uniformity, vsbc
 
 X = jnp.linspace(-1, 1, 8)[:, None]
 Z = dgp.Points(jnp.linspace(-1, 1, 4)[:, None])
@@ -177,8 +178,8 @@ def main() -> None:
 
     figure, axes = plt.subplots(3, len(SITES) + 1, figsize=(13, 6.6), layout="constrained")
     for row, (name, simulated) in zip(axes, found.items(), strict=True):
-        figures.ranks(simulated, axes=dict(zip(SITES, row[:-1], strict=True)))
-        figures.calibration(held_out[name][0], bins=10, ax=row[-1])
+        plots.ranks(simulated, axes=dict(zip(SITES, row[:-1], strict=True)))
+        plots.calibration(held_out[name][0], bins=10, ax=row[-1])
         row[-1].set(title="diabetes, held-out rows", ylim=(0, None))
         row[0].set_ylabel(f"{name}\nreplications")
         if name != list(found)[-1]:

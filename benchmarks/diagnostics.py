@@ -14,8 +14,7 @@ import numpyro.distributions as dist
 from numpyro.infer import MCMC, NUTS
 
 import numpyro_dgp as dgp
-from numpyro_dgp import diagnostics
-from numpyro_dgp.diagnostics import figures
+from numpyro_dgp import diagnostics, plots
 
 
 def truth(key, X):
@@ -48,11 +47,11 @@ def main():
     )  # fmt: skip
     print(found.table.round(3).to_string())
     print(found.ranking.to_string())
-    found.plot().savefig(args.out / "comparison.png", dpi=110)
+    plots.comparison(found).savefig(args.out / "comparison.png", dpi=110)
     figure, axes = plt.subplots(1, 3, figsize=(9, 2.6), sharey=True, layout="constrained")
     for ax, (name, posterior) in zip(axes, found.posteriors.items(), strict=True):
         draws = posterior.using(num_samples=1000).sample(jax.random.key(3), X_test)
-        figures.calibration(diagnostics.pit(draws, y_test, jax.random.key(4)), ax=ax)
+        plots.calibration(diagnostics.pit(draws, y_test, jax.random.key(4)), ax=ax)
         ax.set_title(name)
     figure.savefig(args.out / "calibration.png", dpi=110)
 

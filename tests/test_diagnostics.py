@@ -21,11 +21,11 @@ from programs import NOISE, X, Y, Z, random_params, shallow
 from scipy.stats import norm
 
 import numpyro_dgp as dgp
+from numpyro_dgp import plots
 from numpyro_dgp.diagnostics import (
     Simulated,
     comparison,
     coverage,
-    figures,
     khat,
     local_khat,
     loo,
@@ -235,7 +235,7 @@ def test_transforms_of_a_fit_on_data_of_its_own(key):
 
 
 def test_figure_of_transforms():
-    figure = figures.calibration(np.linspace(0.001, 0.999, 200), bins=10)
+    figure = plots.calibration(np.linspace(0.001, 0.999, 200), bins=10)
     (ax,) = figure.axes
     bars = [patch.get_height() for patch in ax.patches if patch.get_width() < 0.5]
     np.testing.assert_allclose(bars, 20, atol=1)
@@ -250,7 +250,7 @@ def test_figure_of_ranks():
     )
     assert found.uniform["noise"] > 0.01
     assert found.uniform["g"][0] < 1e-6 < 0.99 < found.uniform["g"][1]
-    noise, g = figures.ranks(found).axes
+    noise, g = plots.ranks(found).axes
     (bars,) = [patch for patch in noise.patches if isinstance(patch, StepPatch)]
     np.testing.assert_array_equal(bars.get_data().values, np.histogram(found.ranks["noise"], np.arange(0, 101, 10))[0])
     lines = [patch for patch in g.patches if isinstance(patch, StepPatch)]
@@ -258,10 +258,10 @@ def test_figure_of_ranks():
     band = next(patch for patch in g.patches if not isinstance(patch, StepPatch))
     assert (band.get_y(), band.get_y() + band.get_height()) == (12, 29)  # quantiles of B(200, 0.1)
     assert g.get_title().startswith("g, p = ")
-    (again,) = figures.ranks(found, axes={"g": plt.subplots()[1]}).axes
+    (again,) = plots.ranks(found, axes={"g": plt.subplots()[1]}).axes
     assert again.get_title() == g.get_title()
     with pytest.raises(ValueError, match=r"expected axes for some of the sites \['noise', 'g'\], got \['h'\]"):
-        figures.ranks(found, axes={"h": again})
+        plots.ranks(found, axes={"h": again})
     with pytest.raises(ValueError, match=r"expected ranks from 0 to 99, got 0 to 100 at site 'g'"):
         Simulated.of({"g": np.arange(101)}, 99)
 
@@ -393,7 +393,7 @@ def test_comparison_of_exact_fits(key):
     assert sorted(found.ranking.index) == ["adam", "pair"]
     scores = ["bound", "khat", "loo", "high_k"]
     assert not table.loc["pair", scores].isna().any()
-    figure = found.plot()
+    figure = plots.comparison(found)
     assert [ax.get_xlabel() for ax in figure.axes] == ["bound, nats", "leave-one-out score, nats", "Pareto k", "step"]
 
 

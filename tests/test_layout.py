@@ -21,7 +21,7 @@ FLOORS = {
     "mathematics": "jaxprs math kernels means bounds densities",
     "programs": "_numpyro functions likelihoods analysis rings primitives",
     "inference": "guides.rules guides guides.collapsed inference mcmc optim predict new_data",
-    "applications": "depth design plots diagnostics sklearn extend testing",
+    "applications": "depth design diagnostics plots sklearn extend testing",
 }
 FLOOR = {place: floor for floor, places in FLOORS.items() for place in places.split()}
 ORDER = list(FLOOR)

@@ -32,7 +32,6 @@ from numpyro_dgp.likelihoods.outcomes import NoMomentsError
 from numpyro_dgp.predict.posterior import Posterior
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
     from xarray import DataTree
 
@@ -43,7 +42,7 @@ Candidate: TypeAlias = Callable[..., Any] | tuple[Callable[..., Any], SVIRunResu
 # Draws of the bound that its standard error is taken from.
 _BOUND_DRAWS = 200
 # Shares of unreliable leave-one-out weights above which a score is unreliable, and above which a posterior ranks last.
-_MANY_UNRELIABLE = 0.1
+MANY_UNRELIABLE = 0.1
 _MOST_UNRELIABLE = 0.5
 
 
@@ -80,12 +79,6 @@ class Comparison:
     level: float
 
     __repr__ = brief
-
-    def plot(self) -> Figure:
-        """One figure of it: bounds, leave-one-out scores, Pareto shapes, and the training curves."""
-        from numpyro_dgp.diagnostics.figures import comparison
-
-        return comparison(self, _MANY_UNRELIABLE)
 
 
 def compare(
@@ -348,7 +341,7 @@ def _ranking(table: DataFrame, scores: dict[str, Any]) -> DataFrame | None:
     found = found.loc[order.sort_values(keys, ascending=[True, False, False, True], kind="stable").index]
     found = found[[name for name in by if name in table]]
     found.insert(0, "rank", range(len(found)))
-    sound = {name: score for name, score in scores.items() if table.loc[name, "high_k"] <= _MANY_UNRELIABLE}
+    sound = {name: score for name, score in scores.items() if table.loc[name, "high_k"] <= MANY_UNRELIABLE}
     if len(sound) < 2:
         return found
     import arviz_stats

@@ -1,9 +1,10 @@
-"""Figures of a fitted program, which need matplotlib.
+"""Figures of fitted programs and their diagnostics, which need matplotlib.
 
 Every function returns the figure, or draws into ``ax`` where one is given.
 """
 
 from numpyro_dgp._repr import public_dir
+from numpyro_dgp.plots.diagnoses import calibration, class_reliability, comparison, ranks
 from numpyro_dgp.plots.predictions import density, fit, marginals, observed
 from numpyro_dgp.plots.programs import bounds, latent_space, layers
 from numpyro_dgp.plots.ring_spectra import ring_spectra
@@ -11,6 +12,9 @@ from numpyro_dgp.plots.sensitivities import main_effects, sobol_indices
 
 __all__ = [
     "bounds",
+    "calibration",
+    "class_reliability",
+    "comparison",
     "density",
     "fit",
     "latent_space",
@@ -18,6 +22,7 @@ __all__ = [
     "main_effects",
     "marginals",
     "observed",
+    "ranks",
     "ring_spectra",
     "sobol_indices",
 ]

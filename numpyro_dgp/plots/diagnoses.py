@@ -1,9 +1,9 @@
-"""Figures of diagnostics. It needs matplotlib."""
+"""Figures of the results of :mod:`numpyro_dgp.diagnostics`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -12,13 +12,12 @@ from matplotlib.figure import Figure
 
 from numpyro_dgp._checks import expected
 from numpyro_dgp._typing import ArrayLike
-from numpyro_dgp.diagnostics.calibration import ClassCalibration, Simulated
-from numpyro_dgp.plots import bounds
 from numpyro_dgp.plots.axes import figure_of, open_axes
+from numpyro_dgp.plots.programs import bounds
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-    from xarray import DataTree
+    from numpyro_dgp.diagnostics.calibration import ClassCalibration, Simulated
+    from numpyro_dgp.diagnostics.comparison import Comparison
 
 __all__ = ["calibration", "class_reliability", "comparison", "ranks"]
 
@@ -26,29 +25,19 @@ __all__ = ["calibration", "class_reliability", "comparison", "ranks"]
 _HIGH = 0.7
 
 
-class Compared(Protocol):
-    """What :func:`comparison` needs for its figure: the members of the result of ``dgp.diagnostics.compare``."""
-
-    @property
-    def table(self) -> DataFrame:
-        """One row per posterior."""
-
-    @property
-    def loo(self) -> dict[str, Any]:
-        """Leave-one-out scores by name."""
-
-    @property
-    def trees(self) -> dict[str, DataTree]:
-        """What ``to_arviz`` made, by name."""
-
-
-def comparison(found: Compared, most_unreliable: float) -> Figure:
+def comparison(found: Comparison) -> Figure:
     """Bounds, leave-one-out scores with standard errors, Pareto shapes and training curves of several posteriors.
 
+    Scores with unreliable weights for more than a tenth of the data are open circles.
+
     Args:
-        found: the result.
-        most_unreliable: the share of data with unreliable weights above which scores are open circles.
+        found: from ``diagnostics.compare``.
+
+    Returns:
+        A matplotlib figure.
     """
+    from numpyro_dgp.diagnostics.comparison import MANY_UNRELIABLE  # needs ArviZ, which the other figures do not
+
     table = found.table
     curves = {
         name: -tree["fit"]["elbo"].to_numpy()
@@ -72,7 +61,7 @@ def comparison(found: Compared, most_unreliable: float) -> Figure:
         ax.set(xlabel=label, yticks=rows, yticklabels=table.index if ax is axes[0, 0] else [])
         ax.set_ylim(-0.6, len(rows) - 0.4)
         if column == "loo":
-            doubtful = table["high_k"].to_numpy(float) > most_unreliable
+            doubtful = table["high_k"].to_numpy(float) > MANY_UNRELIABLE
             ax.plot(values[doubtful], rows[doubtful], "o", color="C0", mfc="w", ms=5, zorder=3)
         if column == "khat":
             ax.axvline(_HIGH, color="0.5", lw=1, ls="--")
@@ -94,7 +83,7 @@ def calibration(u: ArrayLike, *, bins: int = 20, ax: Axes | None = None) -> Figu
 
     Example:
         >>> import numpy as np
-        >>> from numpyro_dgp.diagnostics.figures import calibration
+        >>> from numpyro_dgp.plots import calibration
         >>> len(calibration(np.random.default_rng(0).uniform(size=500), bins=10).axes)
         1
     """
@@ -119,7 +108,7 @@ def class_reliability(found: ClassCalibration, *, ax: Axes | None = None) -> Fig
     Example:
         >>> import numpy as np
         >>> from numpyro_dgp.diagnostics import class_calibration
-        >>> from numpyro_dgp.diagnostics.figures import class_reliability
+        >>> from numpyro_dgp.plots import class_reliability
         >>> p = np.linspace(0.05, 0.95, 100)
         >>> len(class_reliability(class_calibration(p, p > 0.5)).axes)
         2
@@ -158,7 +147,7 @@ def ranks(found: Simulated, *, bins: int = 10, axes: Mapping[str, Axes] | None =
     Example:
         >>> import numpy as np
         >>> from numpyro_dgp.diagnostics import Simulated
-        >>> from numpyro_dgp.diagnostics.figures import ranks
+        >>> from numpyro_dgp.plots import ranks
         >>> tests = Simulated.of({"slope": np.random.default_rng(0).integers(0, 100, 200)}, num_samples=99)
         >>> len(ranks(tests).axes)
         1
