@@ -61,7 +61,7 @@ class Toy(NamedTuple):
 
     def loss(self, q: RingBelief, A: jax.Array) -> jax.Array:
         """What the bound loses by the covariance of q; from some of the rows of A, without bias."""
-        data = 0.5 * q.spread(A).sum() / NOISE**2 * len(self.A) / len(A)
+        data = 0.5 * q.feature_variance(A).sum() / NOISE**2 * len(self.A) / len(A)
         return data + kl_divergence(q, self.prior)
 
 
@@ -239,7 +239,7 @@ def draw_covariances(toy: Toy, found: dict[str, RingBelief], out: Path, steps: i
     features = RingFeatures.of(KERNEL, RING, nugget=1e-6)
     x = jnp.asarray(GRID[:, None])
     at_grid, conditional = features.whitened(x), features.conditional_variance(x)
-    variance = lambda q: conditional + q.spread(at_grid).reshape(-1)  # noqa: E731
+    variance = lambda q: conditional + q.feature_variance(at_grid).reshape(-1)  # noqa: E731
     zero = jnp.zeros(M)
     curves = {
         "Circulant": (lambda p: RingBelief(toy.prior, zero, gain=jnp.exp(p)), jnp.zeros(M), 2.0),
@@ -286,7 +286,7 @@ def table(toy: Toy, found: dict[str, RingBelief], everywhere: Toy, found_everywh
     lines = ["| rule | gap, data everywhere | gap, three clusters | KL of variances at data | where there are none |",
              "|---|---|---|---|---|"]  # fmt: skip
     for name, q in found.items():
-        kls = divergences(conditional + q.spread(at_grid).reshape(-1), truth)
+        kls = divergences(conditional + q.feature_variance(at_grid).reshape(-1), truth)
         gaps = float(everywhere.gap(found_everywhere[name])), float(toy.gap(q))
         lines.append(
             f"| {name} | {gaps[0]:.1f} | {gaps[1]:.1f} | {kls[INSIDE].mean():.3f} | {kls[~INSIDE].mean():.3f} |"

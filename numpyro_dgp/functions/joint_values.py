@@ -187,10 +187,14 @@ class _AtLoc(Values):
     """Values that are at ``loc``, with the log density 0 there and minus infinity elsewhere."""
 
     determined = True
-    belief_covariance: Array | None
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether a belief about v is integrated out."""
+        raise NotImplementedError
 
     def log_prob(self, value: Array, intermediates: Any = None) -> Array:
-        if self.belief_covariance is not None:  # given the function, prior and posterior are the same point
+        if self.uncertain:  # given the function, prior and posterior are the same point
             return jnp.zeros(self.batch_shape, self.loc.dtype)
         near = _is_near(value, self.loc).all(tuple(range(-self.event_dim, 0)))
         return jnp.where(near, 0.0, -jnp.inf).astype(self.loc.dtype)
@@ -212,12 +216,20 @@ def _is_near(value: Any, loc: Any) -> Any:
 class Determined(_AtLoc, FunctionValues):
     """Values at each input on its own."""
 
+    @property
+    def uncertain(self) -> bool:
+        return self.belief_variance is not None
+
 
 class DeterminedJoint(_AtLoc, JointValues):
     """As :class:`Determined`, with the correlations over the last batch dimension."""
 
+    @property
+    def uncertain(self) -> bool:
+        return self.belief_covariance is not None
+
     def from_white(self, white: Array) -> Array:
-        return jnp.broadcast_to(self.loc, white.shape) if self.belief_covariance is None else super().from_white(white)
+        return super().from_white(white) if self.uncertain else jnp.broadcast_to(self.loc, white.shape)
 
 
 def require_following(name: str, values: Any, q: Any) -> None:
