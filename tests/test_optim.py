@@ -186,12 +186,6 @@ def test_all_sites_of_every_guide(guide, batch):
 @pytest.mark.slow
 def test_a_step_out_of_the_cone_is_shortened_and_counted():
     """A likelihood that is not log-concave and a start far away: the full step would have negative precision."""
-
-    def robust(X, y=None):
-        g = dgp.gp("g", dgp.kernels.RBF(4.0, 0.7), dgp.Points(Z))
-        with numpyro.plate("data", len(X)):
-            numpyro.sample("y", dgp.Likelihood(g(X), lambda v: dist.StudentT(1.0, v, 0.05)), obs=y)
-
     svi = natural(robust)
     start = {"g_auto_loc": jnp.zeros(8), "g_auto_scale_tril": 0.05 * jnp.eye(8)}
     state, params = after_one_step(svi, X, 8 * Y, start=start)
@@ -200,6 +194,58 @@ def test_a_step_out_of_the_cone_is_shortened_and_counted():
     growth = np.linalg.eigvalsh(L @ L.T / 0.05**2)  # of the variance: at least half of the precision is left
     assert growth.min() > 0
     assert growth.max() <= 2 * (1 + 1e-6)
+
+
+@pytest.mark.slow
+def test_a_line_search_takes_the_whole_step_under_a_gaussian_likelihood_and_stays_at_the_optimum():
+    svi = natural(shallow, line_search=True)
+    state, params = after_one_step(svi, X, Y)
+    m, _ = optimum(dgp.kernels.RBF(1.2, 0.7), X, Z, Y, NOISE)
+    np.testing.assert_allclose(params["g_auto_loc"], m, atol=1e-6)
+    assert state.optim_state[1].size == 1
+    state, before = svi.update(state, X, Y)
+    np.testing.assert_allclose(svi.evaluate(state, X, Y), before, rtol=1e-9)
+
+
+def robust(X, y=None):
+    g = dgp.gp("g", dgp.kernels.RBF(4.0, 0.7), dgp.Points(Z))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dgp.Likelihood(g(X), lambda v: dist.StudentT(1.0, v, 0.05)), obs=y)
+
+
+@pytest.mark.slow
+def test_a_line_search_follows_the_ladder_of_halves():
+    """Each size is that of a search over whole updates; losses fall; the end is that of L-BFGS."""
+    y, key = 2 * Y, jax.random.key(0)
+    svi = natural(robust, line_search=True)
+    start = {"g_auto_loc": jnp.zeros(8), "g_auto_scale_tril": 0.05 * jnp.eye(8)}
+    state = svi.init(key, X, y, init_params=start)
+    update = jax.jit(lambda s: svi.update(s, X, y))
+
+    @jax.jit
+    def loss_after(params, size):
+        fixed = natural(robust, lambda _: size)
+        moved, loss = fixed.update(fixed.init(key, X, y, init_params=params), X, y)
+        return loss, fixed.evaluate(moved, X, y)
+
+    losses, sizes = [], [1.0]
+    for step in range(25):
+        params, size = svi.get_params(state), min(1.0, 2 * sizes[-1])
+        expected, lowest, rises = 1e-3, np.inf, False
+        while step < 10 and size >= 1e-3 and not rises:
+            loss, found = loss_after(params, size)
+            lowest, better = min(lowest, loss), found < min(lowest, loss)
+            rises = not better and lowest < loss
+            expected, lowest = (size, found) if better else (expected, lowest)
+            size /= 2
+        state, loss = update(state)
+        losses.append(float(loss))
+        sizes.append(float(state.optim_state[1].size))
+        assert step >= 10 or sizes[-1] == expected
+    assert (np.diff(losses[:15]) < 0).all()
+    assert min(sizes) < 1
+    best = minimize(robust, dgp.guides.InducingPoint(robust), key, X, y, progress_bar=False)
+    np.testing.assert_allclose(losses[-1], best.losses[-1], atol=1e-4)
 
 
 @pytest.mark.slow

@@ -304,6 +304,8 @@ Schedule = Callable[[Any], Any]
 
 # A step is halved at most this often; after that the site is left unchanged.
 _HALVINGS = 30
+# The smallest step of a line search, as a share of the largest.
+_SMALLEST = 1e-3
 
 
 def _require_positive(what: str, value: float) -> None:
@@ -362,11 +364,19 @@ def log_linear(initial: float, final: float, steps: int) -> optax.Schedule:
 
 
 class State(NamedTuple):
-    """Parameters, the state of the other optimiser, and how many steps of each site were shortened."""
+    """The state of :class:`NaturalGradient`.
+
+    Args:
+        params: unconstrained parameters.
+        inner: the state of the other optimiser.
+        shortened: how many steps of each site were shortened.
+        size: the step size that the last line search found; ``None`` without one.
+    """
 
     params: Params
     inner: Any
     shortened: dict[str, Array]
+    size: Array | None = None
 
 
 class NaturalGradient(_NumPyroOptim):
@@ -391,6 +401,9 @@ class NaturalGradient(_NumPyroOptim):
         sites: ``"last"`` for the inducing values (or exact values) of layers under a likelihood, ``"all"``
             for all inducing, exact and hidden values and latents with Gaussian posteriors, or names of sites.
         coordinates: those in which the step is a straight line, see ``docs/natural_gradients.md``.
+        line_search: whether to search the size of each step, for fits to all data. ``step_size`` is the largest. From
+            twice the size of the step before, or the largest, it is halved until the loss, at the same draws, has
+            fallen and rises again. If no size lowers the loss, the step is a thousandth of the largest.
 
     Raises:
         ValueError: a guide whose Gaussians are not known, a step size that is not positive, unknown coordinates, no
@@ -408,7 +421,7 @@ class NaturalGradient(_NumPyroOptim):
         >>> [f"{loss:.1f}" for loss in result.losses], optim.shortened(result.state)["f"].item()  # one step is enough
         (['1188.2', '-18.3', '-18.3'], 0)
 
-    Source: Salimbeni (2020), equation 3.10 and section 3.4.
+    Source: Salimbeni (2020), equation 3.10 and section 3.4; section 3.4.1 for the line search.
     """
 
     __repr__ = brief
@@ -421,6 +434,7 @@ class NaturalGradient(_NumPyroOptim):
         *,
         sites: Literal["last", "all"] | Sequence[str] = "last",
         coordinates: Coordinates = "natural",
+        line_search: bool = False,
     ) -> None:
         expect_kind(
             guide,
@@ -434,7 +448,9 @@ class NaturalGradient(_NumPyroOptim):
         expect_kind(
             optimizer, optax.GradientTransformation, "an optax optimiser for the other parameters", "optax.adam(0.01)"
         )
+        expect_kind(line_search, bool, "line_search=True or False", "True for fits to all data")
         self.guide, self.step_size, self.sites, self.coordinates = guide, step_size, sites, coordinates
+        self.line_search = line_search
         self.schedule: Schedule = step_size if callable(step_size) else lambda _: step_size
         _require_step_size(self.schedule, 0)
         self.optimizer = optimizer
@@ -447,7 +463,7 @@ class NaturalGradient(_NumPyroOptim):
 
     def get_params(self, state: Any) -> Params:
         """The unconstrained parameters; outside ``jit``, after a check of the size of the step that led to them."""
-        count, (params, _, _) = state
+        count, (params, *_) = state
         if is_concrete(count) and not np.ndim(count) and count > 0:
             _require_step_size(self.schedule, int(count) - 1)
         return params
@@ -457,7 +473,7 @@ class NaturalGradient(_NumPyroOptim):
     ) -> tuple[tuple[Any, Any], Any]:
         """The loss and the state after one step on it, as in NumPyro's optimisers."""
         found, gradient, chosen = self._differentiate(fn, state, forward_mode_differentiation)
-        return found, self._step(chosen, gradient, state, found[0])
+        return found, self._step(chosen, gradient, state, found[0], fn)
 
     def eval_and_stable_update(
         self, fn: Callable[[Any], tuple], state: Any, forward_mode_differentiation: bool = False
@@ -465,7 +481,7 @@ class NaturalGradient(_NumPyroOptim):
         """The same; where the loss or its gradient is not finite, the state stays and the loss is NaN."""
         (loss, aux), gradient, chosen = self._differentiate(fn, state, forward_mode_differentiation)
         sound = jnp.isfinite(loss) & jnp.isfinite(ravel_pytree(gradient)[0]).all()
-        moved = jax.lax.cond(sound, lambda: self._step(chosen, gradient, state, loss), lambda: state)
+        moved = jax.lax.cond(sound, lambda: self._step(chosen, gradient, state, loss, fn), lambda: state)
         return (jnp.where(sound, loss, jnp.nan), aux), moved
 
     def _differentiate(
@@ -510,26 +526,44 @@ class NaturalGradient(_NumPyroOptim):
         if self.sites not in ("last", "all"):
             self._require_sites([self.sites] if isinstance(self.sites, str) else self.sites, names)
         count = {name: jnp.zeros((), jnp.int32) for name in names}
-        return State(params, self.optimizer.init(params), count)
+        size = jnp.asarray(self.schedule(0), float) if self.line_search else None
+        return State(params, self.optimizer.init(params), count, size)
 
-    def _step(self, chosen: dict[str, GaussianSite], gradient: Params, state: Any, loss: Array) -> Any:
-        count, (params, inner, shortened) = state
+    def _step(
+        self,
+        chosen: dict[str, GaussianSite],
+        gradient: Params,
+        state: Any,
+        loss: Array,
+        fn: Callable[[Any], tuple],
+    ) -> Any:
+        count, (params, inner, shortened, size) = state
         own = {name for site in chosen.values() for name in (site.loc, site.scale)}
         rest = {name: jnp.zeros_like(g) if name in own else g for name, g in gradient.items()}
         optimizer = optax.with_extra_args_support(self.optimizer)
         with taking_the_loss():
             updates, inner = optimizer.update(rest, inner, params, value=loss)
-        new, shortened = dict(optax.apply_updates(params, updates)), dict(shortened)
-        for name, site in chosen.items():
-            new[site.loc], new[site.scale], halved = _step(
-                site,
-                (params[site.loc], params[site.scale]),
-                (gradient[site.loc] / site.plate_scale, gradient[site.scale] / site.plate_scale),  # of one datum
-                self.schedule(count),
-                self.coordinates,
-            )
-            shortened[name] += halved
-        return count + 1, State(new, inner, shortened)
+
+        def moved(step_size: Any) -> tuple[Params, dict[str, Array]]:
+            """The Gaussians after a step, and which steps were shortened."""
+            new, halved = {}, {}
+            for name, site in chosen.items():
+                new[site.loc], new[site.scale], halved[name] = _step(
+                    site,
+                    (params[site.loc], params[site.scale]),
+                    (gradient[site.loc] / site.plate_scale, gradient[site.scale] / site.plate_scale),  # of one datum
+                    step_size,
+                    self.coordinates,
+                )
+            return new, halved
+
+        step_size = self.schedule(count)
+        if size is not None:
+            step_size = size = _search(lambda s: fn({**params, **moved(s)[0]})[0], loss, size, step_size)
+        new, halved = moved(step_size)
+        new = {**optax.apply_updates(params, updates), **new}
+        shortened = {**shortened, **{name: shortened[name] + found for name, found in halved.items()}}
+        return count + 1, State(new, inner, shortened, size)
 
 
 def _with_mean_and_scale(params: Params, prefix: str) -> list[str]:
@@ -541,6 +575,23 @@ def _with_mean_and_scale(params: Params, prefix: str) -> list[str]:
 
 def _without_a_loss(step: Array, gradient: Params, state: State) -> NoReturn:
     raise expected("to be used by SVI", "a call of update", "call eval_and_update(loss, state)")
+
+
+def _search(loss_after: Callable[[Array], Array], loss: Array, last: Array, largest: Any) -> Array:
+    """The size, in halves from twice the last one, after which the loss is lowest; the smallest if none lowers it."""
+    largest = jnp.asarray(largest, last.dtype)
+    smallest = _SMALLEST * largest
+
+    def attempt(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        size, best, lowest, _ = carry
+        found = loss_after(size)
+        better = found < lowest  # not where it is NaN
+        rises = ~better & (lowest < loss)
+        return size / 2, jnp.where(better, size, best), jnp.where(better, found, lowest), rises
+
+    start = jnp.minimum(2 * last, largest), smallest, loss, jnp.zeros((), bool)
+    _, best, *_ = jax.lax.while_loop(lambda carry: (carry[0] >= smallest) & ~carry[3], attempt, start)
+    return best
 
 
 def _step(
