@@ -355,7 +355,9 @@ def test_groups_have_lengthscales_of_their_own():
 
     def gram_of(lengthscales):
         scaled = K.Transformed(
-            K.GibbsRBF(2.0), lambda s, X: jnp.stack([X[..., 0], s[X[..., 1].astype(int)]], -1), jnp.log(lengthscales)
+            K.VaryingLengthscale(K.RBF(2.0)),
+            lambda s, X: jnp.stack([X[..., 0], s[X[..., 1].astype(int)]], -1),
+            jnp.log(lengthscales),
         )
         return (scaled * K.Categorical(3, correlation=0.0).on(1)).gram(X)
 

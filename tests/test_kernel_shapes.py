@@ -136,7 +136,7 @@ def test_batches_of_kernels(name):
         (lambda v: K.Chordal(radius=v), "radius of Chordal"),
         (lambda v: K.Brownian(v), "variance of Brownian"),
         (lambda v: K.IntegratedBrownian(origin=v), "origin of IntegratedBrownian"),
-        (lambda v: K.GibbsRBF(v), "variance of GibbsRBF"),
+        (lambda v: K.VaryingLengthscale(K.RBF(v)), "variance of RBF"),
         (lambda v: K.Categorical(3, v), "variance of Categorical"),
         (lambda v: K.ChangePoint(K.RBF(), K.RBF(), 0.0, v), "width of ChangePoint"),
         (lambda v: K.Constant(v), "variance of Constant"),
@@ -155,17 +155,17 @@ def test_kernels_that_check_their_columns_do_so_on_the_diagonal():
     """Also inside a kernel that changes the columns, where nobody else has looked at the inputs."""
     for kernel, x, match in (
         (K.SpectralMixture(TWO, jnp.ones((2, 2)), TWO), ONE, r"SpectralMixture: expected inputs with 2 column\(s\)"),
-        (K.GibbsRBF(places=2), ONE, r"GibbsRBF: expected 2 column\(s\) of places"),
+        (K.VaryingLengthscale(K.RBF(), places=2), ONE, r"VaryingLengthscale: expected 2 column\(s\) of places"),
         (
-            K.GibbsRBF(1.0, [1.0, 2.0], places=1),
+            K.VaryingLengthscale(K.RBF(1.0, [1.0, 2.0])),
             X,
-            r"GibbsRBF: expected lengthscale of shape \(\) or \(1,\), got \(2,\)",
+            r"RBF: expected lengthscale of shape \(\) or \(1,\), got \(2,\)",
         ),
         (K.Categorical((3, 2)), jnp.zeros((3, 1)), r"expected 2 column\(s\) of labels"),
     ):
         inside = K.Transformed(kernel, lambda X: X)
         for compute in (WAYS["matrix"], WAYS["diagonal"], WAYS["features"]):
-            with pytest.raises(ValueError, match=match.removeprefix("GibbsRBF: ")):
+            with pytest.raises(ValueError, match=match.removeprefix("VaryingLengthscale: ")):
                 compute(inside, x)
 
 
@@ -173,7 +173,6 @@ def test_lists_that_are_no_numbers():
     for build, what in (
         (lambda v: K.RBF(lengthscale=v), "RBF: expected lengthscale"),
         (lambda v: K.Linear(v), "Linear: expected variance"),
-        (lambda v: K.GibbsRBF(lengthscale=v), "GibbsRBF: expected lengthscale"),
         (lambda v: K.Categorical(3, correlation=v), "Categorical: expected correlation"),
         (lambda v: K.SpectralMixture(v, [1.0], [1.0]), "SpectralMixture: expected variance"),
     ):

@@ -89,6 +89,33 @@ FEW = ["rbf", "matern32", "periodic", "linear", "product", "active-dims", "arc-c
 few = pytest.mark.parametrize("name", mostly_long(FEW, OWN))
 
 
+@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize("depth", [2, 3])
+def test_arc_cosine_layers_on_top_of_each_other(order, depth, key):
+    """By Cho and Saul's recursion; as a zonal kernel; by draws of units of Gaussian functions of the layer below."""
+    kernel = K.ArcCosine(1.5, np.array([0.5, 1.0, 2.0]), 0.3, order, depth)
+    X = inputs()
+    C = K.Linear(np.array([0.5, 1.0, 2.0]))(X, X) + 0.3
+    for _ in range(depth):
+        size = np.sqrt(np.diag(C)[:, None] * np.diag(C))
+        t = np.arccos(np.clip(C / size, -1, 1))
+        J = [np.pi - t, np.sin(t) + (np.pi - t) * np.cos(t)]
+        J.append(3 * np.sin(t) * np.cos(t) + (np.pi - t) * (1 + 2 * np.cos(t) ** 2))
+        below, C = C, size**order * J[order] / np.pi
+    np.testing.assert_allclose(kernel(X, X), 1.5 * C, rtol=1e-6)
+    np.testing.assert_allclose(kernel.diag(X), 1.5 * np.diag(C), rtol=1e-6)
+    angle = jnp.arccos(jnp.clip(kernel.directions(X) @ kernel.directions(X).T, -1, 1))
+    zonal = kernel.factor(X)[:, None] * kernel.by_angle(angle) * kernel.factor(X)
+    np.testing.assert_allclose(zonal, kernel(X, X), rtol=1e-6)
+    draws = jax.random.normal(key, (200_000, len(X))) @ np.linalg.cholesky(below + 1e-9 * np.diag(np.diag(below))).T
+    units = jnp.maximum(draws, 0) ** order if order else draws > 0
+    products = 2 * 1.5 * units[:, :, None] * units[:, None]
+    error = products.std(0) / math.sqrt(len(draws))
+    assert (jnp.abs(products.mean(0) - kernel.gram(X)) < 5 * error + 1e-6).all()
+    with pytest.raises(ValueError, match="ArcCosine has no features"):
+        kernel.features(key, X, 3)
+
+
 def inputs(n=6, seed=0):
     return np.random.default_rng(seed).normal(size=(n, D))
 

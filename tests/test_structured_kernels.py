@@ -37,6 +37,27 @@ def gibbs(base, places):
     return k
 
 
+def varying(rho, places):
+    """Paciorek and Schervish's construction with matrices, sqrt(2 |S|^1/2 |S'|^1/2 ...) for diagonal ones."""
+
+    def k(x, z):
+        a, b = (np.diag((0.8 * np.exp(np.broadcast_to(v[places:], places))) ** 2) for v in (x, z))
+        r, middle = x[:places] - z[:places], (a + b) / 2
+        size = np.linalg.det(a) ** 0.25 * np.linalg.det(b) ** 0.25 / np.linalg.det(middle) ** 0.5
+        return 1.3 * size * rho(math.sqrt(r @ np.linalg.solve(middle, r)))
+
+    return k
+
+
+def matern32(r):
+    return (1 + math.sqrt(3) * r) * math.exp(-math.sqrt(3) * r)
+
+
+def sigmoids(x, z):
+    s = lambda a, b: 2 * (0.7 * a @ b + 0.4)  # noqa: E731
+    return 1.5 * 2 / np.pi * math.asin(s(x, z) / math.sqrt((1 + s(x, x)) * (1 + s(z, z))))
+
+
 def change(x, z):
     w, v = (1 / (1 + np.exp(-(a[1] - 0.2) / 0.4)) for a in (x, z))
     before, after = np.exp(-0.5 * ((x - z) ** 2).sum()), 0.3 * x[0] * z[0]
@@ -100,9 +121,16 @@ def line(n, seed):
 
 TABLE = {
     "spectral-mixture": (K.SpectralMixture(VARIANCE, FREQUENCY, LENGTHSCALE), waves, plane),
-    "gibbs": (K.GibbsRBF(1.3, 0.8), gibbs(0.8, 1), with_factors(2)),
-    "gibbs-each": (K.GibbsRBF(1.3, [0.5, 1.2], 2), gibbs(np.array([0.5, 1.2]), 2), with_factors(4)),
-    "gibbs-shared": (K.GibbsRBF(1.3, 0.8, 2), gibbs(0.8, 2), with_factors(3)),
+    "gibbs": (K.VaryingLengthscale(K.RBF(1.3, 0.8)), gibbs(0.8, 1), with_factors(2)),
+    "gibbs-each": (K.VaryingLengthscale(K.RBF(1.3, [0.5, 1.2]), 2), gibbs(np.array([0.5, 1.2]), 2), with_factors(4)),
+    "gibbs-shared": (K.VaryingLengthscale(K.RBF(1.3, 0.8), 2), gibbs(0.8, 2), with_factors(3)),
+    "varying-matern": (K.VaryingLengthscale(K.Matern32(1.3, 0.8), 2), varying(matern32, 2), with_factors(4)),
+    "varying-rational": (
+        K.VaryingLengthscale(K.RationalQuadratic(1.3, 0.8, 0.7)),
+        varying(lambda r: (1 + r**2 / 1.4) ** -0.7, 1),
+        with_factors(2),
+    ),
+    "error-function": (K.ErrorFunction(1.5, 0.7, 0.4), sigmoids, plane),
     "change-point": (K.ChangePoint(K.RBF(), 0.3 * K.Linear().on(0), 0.2, 0.4, 1), change, plane),
     "brownian": (K.Brownian(1.4, 0.5), walk, line),
     "integrated-brownian": (K.IntegratedBrownian(1.4, 0.5), integrated_walk, line),
@@ -192,7 +220,20 @@ def test_features_of_a_great_circle(lengthscale, key):
 def test_gibbs_with_one_lengthscale_is_an_rbf():
     X = plane(5, 0)
     at = np.hstack([X, np.full((5, 1), math.log(0.7))])
-    np.testing.assert_allclose(K.GibbsRBF(1.5, 2.0, 2)(at, at), K.RBF(1.5, 1.4)(X, X), rtol=1e-12)
+    np.testing.assert_allclose(K.VaryingLengthscale(K.RBF(1.5, 2.0), 2)(at, at), K.RBF(1.5, 1.4)(X, X), rtol=1e-12)
+
+
+def test_varying_lengthscales_have_the_slopes_of_their_kernel():
+    assert [K.VaryingLengthscale(k).num_derivatives for k in (K.Matern12(), K.Matern52(), K.RBF())] == [0, 2, math.inf]
+
+
+def test_far_inputs_of_an_error_function_keep_their_digits():
+    """Where the sigmoids are steep the arc sine is near pi / 2; slopes stay finite."""
+    X = jnp.array([[1e3], [1.001e3], [2e3]], jnp.float32)
+    kernel = K.ErrorFunction(1.0, 100.0, 1.0)
+    exact = K.ErrorFunction(1.0, 100.0, 1.0)(X.astype(jnp.float64), X.astype(jnp.float64))
+    np.testing.assert_allclose(kernel(X, X), exact, atol=2e-6)
+    assert np.isfinite(jax.grad(lambda X: kernel(X, X).sum())(X)).all()
 
 
 def test_one_wave_without_turns_is_an_rbf():
@@ -263,7 +304,7 @@ def test_the_lengthscale_of_another_layer():
 
     def model(X, y=None):
         s = dgp.gp("s", K.RBF(0.5), dgp.Points(Z[::2, :1]), outputs=1)
-        f = dgp.gp("f", K.GibbsRBF(1.0, 0.3), dgp.Points(Z, learn=True))
+        f = dgp.gp("f", K.VaryingLengthscale(K.RBF(1.0, 0.3)), dgp.Points(Z, learn=True))
         with numpyro.plate("data", len(X)):
             log_factor = numpyro.sample("log_factor", s(X))
             v = f(jnp.concatenate([jnp.broadcast_to(X, log_factor.shape), log_factor], -1))
@@ -283,7 +324,7 @@ def lengthscale_of_a_layer(X, y=None, *, thin=False, grid=False, noise=None):
     mean = (lambda x: jnp.ones_like(x)) if thin else None
     s = dgp.gp("s", K.RBF(0.5), dgp.Points(z), outputs=1, mean=mean)
     inducing = dgp.Grid(-2.0, 2.0, 8) if grid else dgp.Points(z if thin else np.hstack([z, 0 * z]))
-    f = dgp.gp("f", K.RBF(1.0, 0.5) if thin else K.GibbsRBF(1.0, 0.5), inducing)
+    f = dgp.gp("f", K.RBF(1.0, 0.5) if thin else K.VaryingLengthscale(K.RBF(1.0, 0.5)), inducing)
     with numpyro.plate("data", len(X)):
         h = numpyro.sample("h", s(X, noise=noise))
         x = h * X if thin else jnp.concatenate([jnp.broadcast_to(X, h.shape), h], -1)
@@ -314,10 +355,15 @@ def test_a_lengthscale_from_a_layer_elsewhere():
     info = initialize_model(jax.random.key(0), program, model_args=(X, X[:, 0]))
     gradient = jax.grad(info.potential_fn)(info.param_info.z)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
-    with numpyro.handlers.seed(rng_seed=0), pytest.raises(ValueError, match="GibbsRBF has no spectral density"):
+    with (
+        numpyro.handlers.seed(rng_seed=0),
+        pytest.raises(ValueError, match="VaryingLengthscale has no spectral density"),
+    ):
         lengthscale_of_a_layer(X, grid=True)
     noisy = lambda X, y=None: lengthscale_of_a_layer(X, y, noise=0.1)  # noqa: E731
-    with pytest.raises(ValueError, match=r"closed form .*, got GibbsRBF: pass integrate=dgp.likelihoods.GaussHermite"):
+    with pytest.raises(
+        ValueError, match=r"closed form .*, got VaryingLengthscale: pass integrate=dgp.likelihoods.GaussHermite"
+    ):
         SVI(noisy, dgp.guides.Collapsed(noisy), optax.adam(0.02), dgp.ELBO()).init(jax.random.key(0), X, X[:, 0])
     guide = dgp.guides.Collapsed(noisy, integrate=dgp.likelihoods.MonteCarlo(20, jax.random.key(1)))
     svi = SVI(noisy, guide, optax.adam(0.02), dgp.ELBO())
@@ -358,15 +404,22 @@ LABELS = np.hstack([X2[:, :1], 0.5 + np.zeros((4, 1))])
         (lambda: K.SpectralMixture([1.0], [1.0], [0.0]), "SpectralMixture: expected lengthscale to be positive"),
         (lambda: K.SpectralMixture([1.0], [np.nan], [1.0]), "expected finite frequency, got 1 NaN"),
         (lambda: K.SpectralMixture([1.0], [1.0], [1.0])(X2, X2), r"expected inputs with 1 column\(s\), as of frequ"),
-        (lambda: K.GibbsRBF(-1.0), "GibbsRBF: expected variance to be positive"),
-        (lambda: K.GibbsRBF(1.0, 0.0), "GibbsRBF: expected lengthscale to be positive"),
-        (lambda: K.GibbsRBF(places=0), "GibbsRBF: expected places to be a positive integer, got 0: try X.shape"),
         (
-            lambda: K.GibbsRBF()(L1, L1),
+            lambda: K.VaryingLengthscale(K.RBF(), places=0),
+            "VaryingLengthscale: expected places to be a positive integer, got 0: try X.shape",
+        ),
+        (
+            lambda: K.VaryingLengthscale(K.RBF())(L1, L1),
             r"expected 1 column\(s\) of places and 1 of log factors .* shape \(4, 1\)",
         ),
-        (lambda: K.GibbsRBF(places=2)(X2, X2), r"expected 2 column\(s\) of places and 1 or 2 of log factors"),
-        (lambda: K.GibbsRBF(1.0, [1.0, 2.0])(X2, X2), r"expected lengthscale of shape \(\) or \(1,\), got \(2,\): one"),
+        (
+            lambda: K.VaryingLengthscale(K.RBF(), places=2)(X2, X2),
+            r"expected 2 column\(s\) of places and 1 or 2 of log factors",
+        ),
+        (
+            lambda: K.VaryingLengthscale(K.RBF(1.0, [1.0, 2.0]))(X2, X2),
+            r"expected lengthscale of shape \(\) or \(1,\), got \(2,\): one",
+        ),
         (lambda: K.ChangePoint(K.RBF(), "after", 0.0), r"expected a kernel, a callable k\(X1, X2\) or a numb"),
         (lambda: K.ChangePoint(K.RBF(), K.RBF(), np.inf), "expected finite location, got 1 NaN or inf"),
         (lambda: K.ChangePoint(K.RBF(), K.RBF(), [0.0, 1.0]), "ChangePoint: expected location to be a single number"),
@@ -407,8 +460,14 @@ LABELS = np.hstack([X2[:, :1], 0.5 + np.zeros((4, 1))])
             r"expected features of shape \(..., N, Q\) .* got \(\): of",
         ),
         (lambda: K.Transformed(K.RBF(), lambda X: X[:3])(X2, X2), r"of inputs of shape \(4, 2\), got \(3, 2\)"),
-        (lambda: K.GibbsRBF().spectral_density(X2), "GibbsRBF has no spectral density: expected a stationary kernel"),
-        (lambda: K.GibbsRBF().tilts(2), "closed form .*, got GibbsRBF: pass integrate=dgp.likelihoods.GaussHermite"),
+        (
+            lambda: K.VaryingLengthscale(K.RBF()).spectral_density(X2),
+            "VaryingLengthscale has no spectral density: expected a stationary kernel",
+        ),
+        (
+            lambda: K.VaryingLengthscale(K.RBF()).tilts(2),
+            "closed form .*, got VaryingLengthscale: pass integrate=dgp.likelihoods.GaussHermite",
+        ),
     ],
 )
 def test_bad_input(build, message):

@@ -5,7 +5,15 @@ from numpyro_dgp.kernels.base import ActiveDims, Constant, Kernel, Product, Sum,
 from numpyro_dgp.kernels.brownian import Brownian, IntegratedBrownian
 from numpyro_dgp.kernels.categorical import Categorical, Embedding
 from numpyro_dgp.kernels.convolutional import Convolutional, Patches
-from numpyro_dgp.kernels.nonstationary import ArcCosine, ChangePoint, GibbsRBF, Linear, Polynomial, White
+from numpyro_dgp.kernels.nonstationary import (
+    ArcCosine,
+    ChangePoint,
+    ErrorFunction,
+    Linear,
+    Polynomial,
+    VaryingLengthscale,
+    White,
+)
 from numpyro_dgp.kernels.per_group import PerGroup
 from numpyro_dgp.kernels.periodic import Cosine, Periodic
 from numpyro_dgp.kernels.sphere import Chordal, GreatCircle, Zonal
@@ -31,7 +39,7 @@ __all__ = [
     "Convolutional",
     "Cosine",
     "Embedding",
-    "GibbsRBF",
+    "ErrorFunction",
     "GreatCircle",
     "IntegratedBrownian",
     "Kernel",
@@ -48,6 +56,7 @@ __all__ = [
     "SpectralMixture",
     "Sum",
     "Transformed",
+    "VaryingLengthscale",
     "White",
     "Zonal",
     "as_kernel",

@@ -1,4 +1,4 @@
-"""Kernels of inner products, white noise, change points, and an RBF whose lengthscale varies over the inputs.
+"""Kernels of inner products, white noise, change points, and lengthscales that vary over the inputs.
 
 Source: Salimbeni (2020), section 1.4; arc-cosine kernels are Cho and Saul (2009), equations 3-6.
 """
@@ -11,17 +11,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.special import erf
 
-from numpyro_dgp._checks import expected
+from numpyro_dgp._checks import expect_kind, expected
 from numpyro_dgp._fields import count, finite, number, one_of, positive
 from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.kernels.base import Kernel, as_kernel
 from numpyro_dgp.kernels.hyperparameters import by_column, column_number
 from numpyro_dgp.kernels.sphere import ZonalKernel, extended, extended_directions, squared_length
+from numpyro_dgp.kernels.stationary import Stationary
 from numpyro_dgp.kernels.terms import Term
 from numpyro_dgp.math.linalg import matmul
 
-__all__ = ["ArcCosine", "ChangePoint", "GibbsRBF", "Linear", "Polynomial", "White"]
+__all__ = ["ArcCosine", "ChangePoint", "ErrorFunction", "Linear", "Polynomial", "VaryingLengthscale", "White"]
 
 
 @pytree
@@ -187,17 +189,19 @@ class ArcCosine(ZonalKernel):
     .. math:: k(x, x') = \tfrac{\sigma^2}{\pi} \lVert x\rVert^n \lVert x'\rVert^n J_n(\chi),
               \quad x \cdot x' = \sum_d \sigma_d^2\, x_d x'_d + \sigma_0^2 ,
 
-    with :math:`\chi` the angle between x and x', and :math:`J_n` the function of Cho and Saul.
+    with :math:`\chi` the angle between x and x', and :math:`J_n` the function of Cho and Saul. ``depth`` wide layers on
+    top of each other have inner products and angles given by the kernel of the layer below with :math:`\sigma^2 = 1`.
 
     Args:
         variance: :math:`\sigma^2`.
         weight_variances: :math:`\sigma_d^2`, a number or (D,).
         bias_variance: :math:`\sigma_0^2`, a positive number.
         order: 0 (steps), 1 (rectified linear) or 2.
+        depth: how many wide layers.
 
     Raises:
         ValueError: a variance that is not positive or of another shape, or another order; where it is called, weight
-            variances that do not match the columns.
+            variances that do not match the columns; draws of functions for several layers.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np
@@ -207,13 +211,14 @@ class ArcCosine(ZonalKernel):
         [[ 6.     3.665]
          [ 3.665 11.   ]]
 
-    Source: Cho and Saul (2009), equations 3-6.
+    Source: Cho and Saul (2009), equations 3-6; their section 2.3 for several layers.
     """
 
     variance: Number = number(1.0)
     weight_variances: Number = positive(1.0)
     bias_variance: Number = number(1.0)
     order: int = one_of(0, 1, 2, default=1, hint="1 is rectified linear", static=True)
+    depth: int = count(1, static=True)
 
     @property
     def num_derivatives(self) -> int:
@@ -223,28 +228,47 @@ class ArcCosine(ZonalKernel):
     def _weights(self, X: Array) -> Number:
         return by_column(self, "weight_variances", X.shape[-1])
 
+    @property
+    def _at_zero(self) -> float:
+        return {0: 1.0, 1: 1.0, 2: 3.0}[self.order]  # J_n(0) / π
+
     def _squared_norm(self, X: Array) -> Array:
         return squared_length(X, self._weights(X), self.bias_variance)
 
+    def _below(self, square: Array) -> Array:
+        """The squared length of the input of the last layer."""
+        for _ in range(self.depth - 1):
+            square = self._at_zero * square**self.order  # k(x, x)
+        return square
+
+    def _angular(self, cosine: Array) -> Array:
+        """J_n of the angle between the inputs of the last layer."""
+        for _ in range(self.depth - 1):
+            cosine = _arc_cosine(self.order, cosine) / (math.pi * self._at_zero)  # k(x, x') / sqrt(k(x, x) k(x', x'))
+        return _arc_cosine(self.order, cosine)
+
     def evaluate(self, X1: Array, X2: Array) -> Array:
-        norms = jnp.sqrt(self._squared_norm(X1)[..., :, None] * self._squared_norm(X2)[..., None, :])  # |x| |x'|
-        cosine = (matmul(X1 * self._weights(X1), X2.mT) + self.bias_variance) / norms  # cos χ = x . x' / |x| |x'|
-        return self.variance / math.pi * norms**self.order * _arc_cosine(self.order, cosine)
+        first, second = self._squared_norm(X1)[..., :, None], self._squared_norm(X2)[..., None, :]
+        # cos χ = x . x' / |x| |x'|
+        cosine = (matmul(X1 * self._weights(X1), X2.mT) + self.bias_variance) / jnp.sqrt(first * second)
+        norms = jnp.sqrt(self._below(first) * self._below(second))
+        return self.variance / math.pi * norms**self.order * self._angular(cosine)
 
     def diagonal(self, X: Array) -> Array:
-        at_zero = {0: 1.0, 1: 1.0, 2: 3.0}[self.order]  # J_n(0) / π
-        return self.variance * at_zero * self._squared_norm(X) ** self.order
+        return self.variance * self._at_zero * self._below(self._squared_norm(X)) ** self.order
 
     def directions(self, X: Array) -> Array:
         return extended_directions(X, self._weights(X), self.bias_variance)
 
     def factor(self, X: Array) -> Array:
-        return self._squared_norm(X) ** (self.order / 2)
+        return self._below(self._squared_norm(X)) ** (self.order / 2)
 
     def by_angle(self, angle: Array) -> Array:
-        return self.variance / math.pi * _arc_cosine(self.order, jnp.cos(angle))
+        return self.variance / math.pi * self._angular(jnp.cos(angle))
 
     def features(self, key: Array, X: Array, num: int) -> Array:
+        if self.depth > 1:
+            return super().features(key, X, num)
         weight_key, sign_key = jax.random.split(key)
         weights = jax.random.normal(weight_key, (X.shape[-1] + 1, num), X.dtype)
         activation = matmul(extended(X, self._weights(X), self.bias_variance), weights)
@@ -252,6 +276,68 @@ class ArcCosine(ZonalKernel):
         units = jnp.maximum(activation, 0) ** self.order if self.order else activation > 0
         # E[Θ(τ) τ^n Θ(τ') τ'^n] = |x|^n |x'|^n J_n(χ) / 2 π
         return sign * jnp.sqrt(2 * self.variance) * units
+
+
+@pytree
+class ErrorFunction(Kernel):
+    r"""The limit of a wide layer of units erf(w . x + b), with Gaussian weights w and biases b:
+
+    .. math:: k(x, x') = \sigma^2\, \frac2\pi \arcsin \frac{2\, \langle x, x'\rangle}
+              {\sqrt{(1 + 2 \langle x, x\rangle)\,(1 + 2 \langle x', x'\rangle)}},
+              \quad \langle x, x'\rangle = \sum_d \sigma_d^2\, x_d x'_d + \sigma_0^2 .
+
+    Its functions are sigmoids of all directions and steepnesses: smooth, and constant far away from the origin.
+
+    Args:
+        variance: :math:`\sigma^2`, squared units of the output.
+        weight_variances: :math:`\sigma_d^2`, a number or (D,), over squared units of the input.
+        bias_variance: :math:`\sigma_0^2`, a positive number.
+
+    Raises:
+        ValueError: a variance that is not positive or of another shape; where it is called, weight variances that do
+            not match the columns.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from numpyro_dgp.kernels import ErrorFunction
+        >>> x = jnp.array([[0.0], [1.0], [3.0]])
+        >>> print(np.array(ErrorFunction(weight_variances=4.0)(x, x)).round(3))
+        [[0.465 0.223 0.084]
+         [0.223 0.726 0.606]
+         [0.084 0.606 0.896]]
+
+    Source: Williams (1997), equation 11.
+    """
+
+    variance: Number = number(1.0)
+    weight_variances: Number = positive(1.0)
+    bias_variance: Number = number(1.0)
+
+    def _squares(self, X: Array) -> Array:
+        weights = by_column(self, "weight_variances", X.shape[-1])
+        return 1 + 2 * squared_length(X, weights, self.bias_variance)
+
+    def evaluate(self, X1: Array, X2: Array) -> Array:
+        weights = by_column(self, "weight_variances", X1.shape[-1])
+        product = 2 * (matmul(X1 * weights, X2.mT) + self.bias_variance)
+        squares = self._squares(X1)[..., :, None], self._squares(X2)[..., None, :]
+        return self.variance * 2 / math.pi * _arcsine(product, *squares)
+
+    def diagonal(self, X: Array) -> Array:
+        squares = self._squares(X)
+        return self.variance * 2 / math.pi * _arcsine(squares - 1, squares, squares)
+
+    def features(self, key: Array, X: Array, num: int) -> Array:
+        weights = jax.random.normal(key, (X.shape[-1] + 1, num), X.dtype)
+        scaled = extended(X, by_column(self, "weight_variances", X.shape[-1]), self.bias_variance)
+        return jnp.sqrt(self.variance) * erf(matmul(scaled, weights))
+
+
+def _arcsine(product: Array, first: Array, second: Array) -> Array:
+    """arcsin(p / sqrt(a b)) as arctan2(p, sqrt(a b - p^2)), which keeps its digits where p^2 is nearly a b."""
+    # a b - p^2 = (sqrt(a b) - p) (sqrt(a b) + p) >= 1
+    norm = jnp.sqrt(first * second)
+    return jnp.arctan2(product, jnp.sqrt(jnp.maximum((norm - product) * (norm + product), 1)))
 
 
 @pytree
@@ -336,45 +422,53 @@ class ChangePoint(Kernel):
 
 
 @pytree
-class GibbsRBF(Kernel):
-    r"""An RBF with a lengthscale at every input, :math:`\ell_d(x) = \ell_d\, e^{s_d(x)}`:
+class VaryingLengthscale(Kernel):
+    r"""A stationary kernel with a lengthscale at every input, :math:`\ell_d(x) = \ell_d\, e^{s_d(x)}`:
 
     .. math:: k = \sigma^2 \prod_d \sqrt{\frac{2\,\ell_d(x)\,\ell_d(x')}{\ell_d(x)^2 + \ell_d(x')^2}}\;
-              \exp\Bigl(-\sum_d \frac{(x_d - x'_d)^2}{\ell_d(x)^2 + \ell_d(x')^2}\Bigr) .
+              \rho\Bigl(\sum_d \frac{2\,(x_d - x'_d)^2}{\ell_d(x)^2 + \ell_d(x')^2}\Bigr) ,
 
-    The variance stays the same everywhere. Inputs are the columns [x, s]: D places, and behind them the log factors s
-    of the lengthscales, one for all places or one for each. Any numbers s give a valid kernel. Those of another layer
-    are appended to x by the program, ``s = sample("s", scale(X))`` and ``f(concatenate([X, s], -1))``, and inducing
-    inputs then have a factor too. A function of x is ``Transformed(GibbsRBF(), lambda X:
-    concatenate([X, log_factor(X)], -1))``.
+    where the stationary kernel is :math:`\sigma^2 \rho(r^2)`. For an RBF it is the kernel of Gibbs. The variance stays
+    the same everywhere. Inputs are the columns [x, s]: D places, and behind them the log factors s of the lengthscales,
+    one for all places or one for each. Any numbers s give a valid kernel, if :math:`\rho` is one in any number of
+    dimensions, as those of this package. The log factors of another layer are appended to x by the program,
+    ``s = sample("s", scale(X))`` and ``f(concatenate([X, s], -1))``, and inducing inputs then have a factor too. A
+    function of x is ``Transformed(VaryingLengthscale(RBF()), lambda X: concatenate([X, log_factor(X)], -1))``.
 
     Random features have frequencies from a Cauchy distribution; their variance grows with the ratio of
     :math:`\ell_d(x)` and :math:`\ell_d`, one way or the other.
 
     Args:
-        variance: :math:`\sigma^2`, squared units of the output.
-        lengthscale: :math:`\ell`, units of the input, where s is zero; a number, or (D,).
+        kernel: ``RBF``, a Matern kernel or ``RationalQuadratic``, with the lengthscale where s is zero.
         places: D, the number of columns before those of s.
 
     Raises:
-        ValueError: a value that is not positive; where it is called, inputs with another number of columns, or
-            lengthscales that do not match the places.
+        ValueError: another kernel; where it is called, inputs with another number of columns, or lengthscales that do
+            not match the places.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np
-        >>> from numpyro_dgp.kernels import GibbsRBF
+        >>> from numpyro_dgp.kernels import Matern32, VaryingLengthscale
         >>> x = jnp.array([[0.0], [0.5], [1.0]])
         >>> s = jnp.log(0.5 + x)  # lengthscales 0.5, 1 and 1.5
         >>> X = jnp.concatenate([x, s], -1)
-        >>> print(np.array(GibbsRBF()(X[:1], X)).round(3))
-        [[1.    0.732 0.519]]
+        >>> print(np.array(VaryingLengthscale(Matern32())(X[:1], X)).round(3))
+        [[1.    0.637 0.406]]
 
-    Source: Gibbs (1997), with the lengthscales of all columns functions of all of x.
+    Source: Paciorek and Schervish (2004); Gibbs (1997) for the RBF.
     """
 
-    variance: Number = number(1.0)
-    lengthscale: Number = positive(1.0)
+    kernel: Stationary
     places: int = count(1, "X.shape[-1]", static=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_kind(self.kernel, Stationary, "RBF, a Matern kernel or RationalQuadratic", "VaryingLengthscale(RBF())")
+
+    @property
+    def num_derivatives(self) -> float:
+        """How many derivatives the random functions have, in mean square."""
+        return self.kernel.num_derivatives
 
     def _checked_lengthscale(self, X: Array) -> Number:
         """The lengthscale, where it fits to inputs (..., N, D + 1) or (..., N, 2 D)."""
@@ -383,9 +477,9 @@ class GibbsRBF(Kernel):
             raise expected(
                 f"{D} column(s) of places and 1{('' if D == 1 else f' or {D}')} of log factors of lengthscales",
                 f"inputs of shape {X.shape}",
-                "jnp.concatenate([X, s], -1), and GibbsRBF(places=X.shape[-1])",
+                "jnp.concatenate([X, s], -1), and VaryingLengthscale(kernel, places=X.shape[-1])",
             )
-        return by_column(self, "lengthscale", D)
+        return by_column(self.kernel, "lengthscale", D)
 
     def _parts(self, X: Array) -> tuple[Array, Array]:
         """Scaled places (..., N, D), and the factors of their lengthscales (..., N, D)."""
@@ -395,27 +489,28 @@ class GibbsRBF(Kernel):
 
     def evaluate(self, X1: Array, X2: Array) -> Array:
         (x, l1), (z, l2) = self._parts(X1), self._parts(X2)
-        exponent = jnp.zeros((), X1.dtype)
+        log_factor = r2 = jnp.zeros((), X1.dtype)
         for d in range(self.places):
             a, b = l1[..., :, None, d], l2[..., None, :, d]
-            total = jnp.square(a) + jnp.square(b)
-            # log sqrt(2 a b / (a^2 + b^2)) - (x - x')^2 / (l^2 (a^2 + b^2)), l(x) = l a and l(x') = l b
-            exponent = exponent + 0.5 * jnp.log(2 * a * b / total)
-            exponent = exponent - jnp.square(x[..., :, None, d] - z[..., None, :, d]) / total
-        return self.variance * jnp.exp(exponent)
+            total = jnp.square(a) + jnp.square(b)  # l(x) = l a and l(x') = l b
+            log_factor = log_factor + 0.5 * jnp.log(2 * a * b / total)
+            r2 = r2 + 2 * jnp.square(x[..., :, None, d] - z[..., None, :, d]) / total
+        return self.kernel.variance * jnp.exp(log_factor) * self.kernel.profile(r2)
 
     def diagonal(self, X: Array) -> Array:
         self._checked_lengthscale(X)
-        return jnp.broadcast_to(self.variance, X.shape[:-1])
+        return jnp.broadcast_to(self.kernel.variance, X.shape[:-1])
 
     def features(self, key: Array, X: Array, num: int) -> Array:
-        frequency_key, phase_key = jax.random.split(key)
+        frequency_key, phase_key, precision_key = jax.random.split(key, 3)
         x, factors = self._parts(X)
         omega = jax.random.cauchy(frequency_key, (self.places, num), X.dtype)
         phase = jax.random.uniform(phase_key, (num,), X.dtype, maxval=2 * math.pi)
-        # Each factor of the kernel is an integral of exp(-l^2 w^2 / 4) exp(-l'^2 w^2 / 4) cos(w (x - x')) over w.
+        # ρ(r^2) = E[exp(-τ r^2 / 2)]: an RBF with the places sqrt(τ) x. Each of its factors is an integral of
+        # exp(-l^2 w^2 / 4) exp(-l'^2 w^2 / 4) cos(w sqrt(τ) (x - x')) over w.
+        root = jnp.sqrt(self.kernel.precisions(precision_key, (num,), X.dtype))
         log_weight = -0.25 * matmul(jnp.square(factors), jnp.square(omega))
         # sqrt(l (1 + w^2)): 1 / (1 + w^2) is the density of w, up to π
         log_weight = log_weight + 0.5 * (jnp.log(factors).sum(-1)[..., None] + jnp.log1p(jnp.square(omega)).sum(0))
-        constant = jnp.sqrt(2 * self.variance) * (0.5 * math.pi) ** (0.25 * self.places)
-        return constant * jnp.exp(log_weight) * jnp.cos(matmul(x, omega) + phase)
+        constant = jnp.sqrt(2 * self.kernel.variance) * (0.5 * math.pi) ** (0.25 * self.places)
+        return constant * jnp.exp(log_weight) * jnp.cos(matmul(x, omega * root) + phase)

@@ -119,6 +119,13 @@ class Stationary(Kernel):
 
     def frequencies(self, key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
         """Draws from the normalised spectral density at unit lengthscale, shape (D, num)."""
+        normal_key, precision_key = jax.random.split(key)
+        # E[cos(ω . r)] = E[exp(-τ r^2 / 2)] for ω ~ N(0, τ I)
+        precisions = self.precisions(precision_key, shape[-1:], dtype)
+        return jax.random.normal(normal_key, shape, dtype) * jnp.sqrt(precisions)
+
+    def precisions(self, key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+        r"""Draws of :math:`\tau`, where the correlation is a mixture of RBFs, :math:`E[\exp(-\tau r^2 / 2)]`."""
         raise ValueError(
             f"{type(self).__name__} has no frequencies, which function draws need: define "
             "frequencies(key, shape, dtype) on the kernel, or draw at fixed inputs with f.joint(x)"
@@ -181,6 +188,9 @@ class RBF(Stationary):
     def frequencies(self, key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
         return jax.random.normal(key, shape, dtype)
 
+    def precisions(self, key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+        return jnp.ones(shape, dtype)
+
     def spectral_density(self, omega: Array) -> Array:
         lengthscale = self._lengthscales(omega.shape[-1])
         # ϱ(ω) = σ^2 prod_d sqrt(2 π) l_d exp(-l_d^2 ω_d^2 / 2)
@@ -208,11 +218,8 @@ class _Matern(Stationary):
         """How many derivatives the random functions have, in mean square."""
         return math.ceil(self.nu) - 1
 
-    def frequencies(self, key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-        normal_key, gamma_key = jax.random.split(key)
-        # chi^2 / 2 ν with 2 ν degrees of freedom
-        precision = jax.random.gamma(gamma_key, self.nu, shape[-1:], dtype) / self.nu
-        return jax.random.normal(normal_key, shape, dtype) / jnp.sqrt(precision)
+    def precisions(self, key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+        return self.nu / jax.random.gamma(key, self.nu, shape, dtype)  # 2 ν / chi^2 with 2 ν degrees of freedom
 
     def spectral_density(self, omega: Array) -> Array:
         D, nu = omega.shape[-1], self.nu
@@ -340,11 +347,8 @@ class RationalQuadratic(Stationary):
     def profile(self, r2: Array) -> Array:
         return jnp.exp(-self.alpha * jnp.log1p(0.5 * r2 / self.alpha))  # (1 + r^2 / 2 α)^-α
 
-    def frequencies(self, key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
-        normal_key, gamma_key = jax.random.split(key)
-        # (1 + r^2 / 2 α)^-α = E[exp(-g r^2 / 2)] for g ~ Gamma(α, rate α)
-        precision = jax.random.gamma(gamma_key, self.alpha, shape[-1:], dtype) / self.alpha
-        return jax.random.normal(normal_key, shape, dtype) * jnp.sqrt(precision)
+    def precisions(self, key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+        return jax.random.gamma(key, self.alpha, shape, dtype) / self.alpha  # τ ~ Gamma(α, rate α)
 
 
 @pytree
