@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import erf
 
-from numpyro_dgp._checks import expect_kind, expected
+from numpyro_dgp._checks import expect, expect_kind, expected
 from numpyro_dgp._fields import count, finite, number, one_of, positive
 from numpyro_dgp._typing import Array, Number, pytree, static
 from numpyro_dgp.kernels.base import Kernel, as_kernel
@@ -197,11 +197,12 @@ class ArcCosine(ZonalKernel):
         weight_variances: :math:`\sigma_d^2`, a number or (D,).
         bias_variance: :math:`\sigma_0^2`, a positive number.
         order: 0 (steps), 1 (rectified linear) or 2.
-        depth: how many wide layers.
+        depth: how many wide layers, of order 1 or 2 if there are several.
 
     Raises:
-        ValueError: a variance that is not positive or of another shape, or another order; where it is called, weight
-            variances that do not match the columns; draws of functions for several layers.
+        ValueError: a variance that is not positive or of another shape, or another order; several layers of order 0,
+            whose covariance near equal inputs is rounding error; where it is called, weight variances that do not
+            match the columns; draws of functions for several layers.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np
@@ -219,6 +220,11 @@ class ArcCosine(ZonalKernel):
     bias_variance: Number = number(1.0)
     order: int = one_of(0, 1, 2, default=1, hint="1 is rectified linear", static=True)
     depth: int = count(1, static=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        what = "order 1 or 2 for several layers"
+        expect(self.order > 0 or self.depth == 1, what, f"order=0, depth={self.depth}", "ArcCosine(order=1, depth=2)")
 
     @property
     def num_derivatives(self) -> int:
