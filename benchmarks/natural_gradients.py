@@ -2,8 +2,8 @@
 
 ``python benchmarks/natural_gradients.py --data DIRECTORY`` runs all cases on energy, concrete and bike from DIRECTORY
 (arrays X, y) and scikit-learn's breast cancer set; ``--case`` picks some. It prints one table per case, writes the
-curves to ``--out`` and the numbers behind them beside it. Every method takes the same minibatches; compilation (but for
-L-BFGS) and the evaluation of the bound are not counted.
+curves to ``--out`` and the numbers behind them beside it. Every method takes the same minibatches; compilation (except
+that of L-BFGS) and the evaluation of the bound are not counted.
 """
 
 from __future__ import annotations
@@ -197,6 +197,8 @@ def deterministic(data: Path, steps: int) -> dict[str, dict[str, Curve]]:
         level = max(c.last() for c in steps_of.values()) - 1e-3
         size, step = min(steps_of.items(), key=lambda item: item[1].reaches(level))
         curves = {f"natural gradient {size}": step, f"Adam {rate}": adam, f"gradient descent {slow:g}": descent}
+        searched = lambda guide: NaturalGradient(guide, 1.0, optax.sgd(0.0), line_search=True)  # noqa: E731
+        curves["natural gradient, line search"] = fit(model, searched, X, y, **options)
         svi = SVI(model, dgp.guides.InducingPoint(model), optax.sgd(0.0), dgp.ELBO())
         start = time.perf_counter()
         losses = minimize(svi, jax.random.key(0), X, y, max_steps=steps, progress_bar=False).losses

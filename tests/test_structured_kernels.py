@@ -235,6 +235,17 @@ def test_far_inputs_of_an_error_function_keep_their_digits():
     assert np.isfinite(jax.grad(lambda X: kernel(X, X).sum())(X)).all()
 
 
+def test_a_process_convolution_by_nodes():
+    """The integral of two Gaussian smoothing functions of width a is a Gaussian of width sqrt(2) a."""
+    a, nodes = 0.4, np.linspace(-6, 6, 121)
+    weights = np.full(121, nodes[1] - nodes[0])
+    smoothing = lambda X: jnp.exp(-0.5 * jnp.square((X - nodes) / a))  # noqa: E731
+    kernel, x = K.Transformed(K.Linear(weights), smoothing), line(5, 0)
+    expected = K.RBF(math.sqrt(math.pi) * a, math.sqrt(2) * a)(x, x)
+    np.testing.assert_allclose(kernel(x, x), expected, rtol=1e-7)
+    dgp.testing.check_kernel(kernel, x)
+
+
 def test_one_wave_without_turns_is_an_rbf():
     X = plane(5, 0)
     wave = K.SpectralMixture([1.5], [[0.0, 0.0]], [0.7])
