@@ -70,6 +70,9 @@ def kernels(columns):
         for name, kernel in table.items()
     }
     table |= {cls.__name__: cls(1.3, 0.4) for cls in (K.RBF, K.Matern12, K.Matern32, K.Matern52, K.RationalQuadratic)}
+    table |= {"ErrorFunction": K.ErrorFunction(1.3, 0.7, 0.4), "arc-cosine-1 twice": K.ArcCosine(order=1, depth=2)}
+    if columns > 1:  # places, and the log factor of their lengthscales
+        table |= {"VaryingLengthscale": K.VaryingLengthscale(K.Matern32(1.3, 0.4), columns - 1)}
     if columns == 1:
         table |= {"Brownian": K.Brownian(1.3, 0.2), "IntegratedBrownian": K.IntegratedBrownian(1.3, 0.2)}
     return table
@@ -83,7 +86,7 @@ def smooth_enough(name):
 def amplification(name, X):
     """Distances are sums of squares, whose root has half of the digits where an angle is zero."""
     eps = float(jnp.finfo(X.dtype).eps)
-    return {"arc-cosine-0": 0.05 / eps**0.5, "arc-cosine-1": 5.0, "arc-cosine-2": 5.0}.get(name, 1.0)
+    return {"arc-cosine-0": 0.05 / eps**0.5, "arc-cosine-1": 5.0, "arc-cosine-2": 5.0}.get(name.split()[0], 1.0)
 
 
 def check_kernel(name, kernel, N, columns, wide=True):
@@ -108,7 +111,7 @@ def check_kernel(name, kernel, N, columns, wide=True):
     compare(label + "as an argument ", values, kernel, X, Z, amplified=amplified)
     if N == 300:
         return
-    if name != "white":
+    if name not in ("white", "arc-cosine-1 twice"):
         compare(label + "features", lambda X: kernel.features(KEY, X, 6), X, amplified=20 * amplified)
     if smooth_enough(name):
         # The slopes of order n are of order n - 1.
