@@ -221,6 +221,10 @@ def test_a_line_search_follows_the_ladder_of_halves():
     start = {"g_auto_loc": jnp.zeros(8), "g_auto_scale_tril": 0.05 * jnp.eye(8)}
     state = svi.init(key, X, y, init_params=start)
     update = jax.jit(lambda s: svi.update(s, X, y))
+    eager, compiled = (move(state)[0].optim_state[1] for move in (lambda s: svi.update(s, X, y), update))
+    assert eager.size == compiled.size
+    for name in start:
+        np.testing.assert_allclose(compiled.params[name], eager.params[name], rtol=1e-8, atol=1e-10)
 
     @jax.jit
     def loss_after(params, size):
