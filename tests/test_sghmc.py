@@ -7,11 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
+from dense import rbf, titsias
 from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, init_to_value
-from programs import NOISE, X, Y, agree, bayesian, deep, explicit, shallow
+from programs import NOISE, X, Y, Z, agree, bayesian, deep, explicit, shallow
 from scipy.linalg import solve_discrete_lyapunov
+from scipy.optimize import approx_fprime, minimize
 from test_svgp import KZX, KZZ, optimum
 
 import numpyro_dgp as dgp
@@ -212,6 +215,119 @@ def test_agrees_with_nuts(batch):
         ).all()
         ratio = draws.std((0, 1)) / exact.std(0)
         assert (np.abs(ratio - 1) < (0.12 if batch is None else 0.25)).all()
+
+
+# --- parameters by moving-window Monte Carlo EM
+
+
+def learned(X, y=None, batch=None):
+    """One layer with its noise and lengthscale as parameters."""
+    noise = numpyro.param("noise", 0.5, constraint=dist.constraints.positive)
+    scale = numpyro.param("scale", 1.0, constraint=dist.constraints.positive)
+    numpyro.deterministic("precision", noise**-2)
+    shallow(X, y, batch, kernel=dgp.kernels.RBF(1.2, scale), noise=noise)
+
+
+def gram(scale):
+    return [rbf(np.asarray(a), np.asarray(b), 1.2, scale) for a, b in ((Z, Z), (Z, X), (X, X))]
+
+
+def test_one_step_of_the_parameters():
+    """Gradient ascent of log p(y, v | theta) at the new position: its density in dense algebra, finite differences."""
+
+    def log_joint(log_theta, v):
+        noise, scale = np.exp(log_theta)
+        Kzz, Kzx, Kxx = gram(scale)
+        A = np.linalg.solve(np.linalg.cholesky(Kzz), Kzx)
+        loss = np.sum((np.asarray(Y) - A.T @ v) ** 2) + np.trace(Kxx) - np.sum(A**2)
+        return -0.5 * (loss / noise**2 + len(X) * np.log(2 * np.pi * noise**2) + v @ v + 8 * np.log(2 * np.pi))
+
+    kernel = dgp.mcmc.SGHMC(learned, {"scale": jnp.array(0.8)}, step_size=0.1, optim=optax.sgd(1e-4), window=1)
+    start = kernel.init(jax.random.key(0), 5, None, (X, Y), {})
+    step = jax.jit(lambda state: kernel.sample(state, (X, Y), {}))
+    found = step(start)
+    theta = np.array([start.z["noise"], start.z["scale"]])
+    np.testing.assert_allclose(np.exp(theta), [0.5, 0.8])
+    np.testing.assert_allclose(found.potential_energy, -log_joint(theta, np.asarray(start.z["g"])), rtol=1e-6)
+    slope = approx_fprime(theta, log_joint, 1e-6, np.asarray(found.z["g"]))
+    np.testing.assert_allclose([found.z["noise"], found.z["scale"]], theta + 1e-4 * slope, rtol=1e-5)
+    after = step(found._replace(warmup_left=jnp.array(0)))
+    assert (after.z["noise"], after.z["scale"]) == (found.z["noise"], found.z["scale"])
+    assert not np.allclose(after.z["g"], found.z["g"])
+
+
+def test_steps_are_taken_at_the_last_positions():
+    kernel = dgp.mcmc.SGHMC(learned, step_size=0.1, optim=optax.sgd(1e-4), window=4)
+    states = [kernel.init(jax.random.key(0), 9, None, (X, Y), {})]
+    step = jax.jit(lambda state: kernel.sample(state, (X, Y), {}))
+    for _ in range(6):
+        states.append(step(states[-1]))
+    recent = {tuple(row) for row in np.asarray(states[-1].learning.recent)}
+    assert recent == {tuple(np.asarray(state.z["g"])) for state in states[-4:]}
+
+
+@pytest.mark.parametrize(
+    ("batch", "dtype"),
+    [
+        pytest.param(None, jnp.float64, marks=pytest.mark.slow),
+        pytest.param(15, jnp.float64, marks=pytest.mark.long),
+        pytest.param(15, jnp.float32, marks=pytest.mark.long),
+    ],
+)
+def test_parameters_maximise_the_marginal_likelihood(batch, dtype):
+    """Noise and lengthscale near the maximum of the bound of Titsias, whose integral over v they see as draws."""
+    y = np.asarray(Y)
+    best = np.exp(minimize(lambda t: -titsias(y, np.exp(t[0]), *gram(np.exp(t[1])))[0], np.log([0.2, 0.8])).x)
+    steps = 5000 if batch is None else 20000
+    options = dict(step_size=0.2 if batch is None else 0.03, friction=0.1, window=10)
+    optim = optax.adam(optax.cosine_decay_schedule(0.02, steps))
+    with jax.enable_x64(dtype == jnp.float64):
+        data = jnp.asarray(X, dtype), jnp.asarray(Y, dtype)
+        draws = run(learned, *data, batch, warmup=steps, samples=10, optim=optim, **options).get_samples()
+    assert draws["noise"].dtype == draws["g"].dtype == dtype
+    found = np.array([draws["noise"][-1], draws["scale"][-1]])
+    assert np.abs(found / best - 1).max() < (0.05 if batch is None else 0.1), (found, best)
+
+
+@pytest.mark.long
+def test_draws_have_the_learned_parameters():
+    """The same for all draws of a chain, other ones in another; deterministic sites and predictions know them."""
+    options = dict(warmup=30, samples=20, step_size=0.1, optim=optax.adam(0.02), window=5)
+    draws = run(learned, X, Y, 10, chains=2, **options).get_samples(group_by_chain=True)
+    assert {name: value.shape for name, value in draws.items()} == {
+        "g": (2, 20, 8), "noise": (2, 20), "scale": (2, 20), "precision": (2, 20)
+    }  # fmt: skip
+    assert (draws["noise"] == draws["noise"][:, :1]).all()
+    assert draws["noise"][0, 0] != draws["noise"][1, 0]
+    np.testing.assert_allclose(draws["precision"], draws["noise"] ** -2.0)
+
+    mcmc = run(learned, X, Y, 10, **options)
+    draws = mcmc.get_samples()
+    posterior = dgp.Posterior(learned, params={n: draws[n][-1] for n in ("noise", "scale")}, samples=draws)
+    variance = posterior.predict(jax.random.key(1), X[:1]).variance
+    assert variance > draws["noise"][-1] ** 2
+    mcmc.post_warmup_state = mcmc.last_state
+    mcmc.run(mcmc.last_state.rng_key, X, Y, 10)  # goes on, with the same parameters
+    assert (mcmc.get_samples()["noise"] == draws["noise"][-1]).all()
+
+
+@pytest.mark.slow
+def test_parameters_of_a_lost_step_are_dropped():
+    """Where the density ends, the chain and its parameters go back to the last sound ones."""
+
+    def program(y):
+        shift = numpyro.param("shift", 0.0)
+        m = numpyro.sample("m", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(m + shift, 1.0), obs=y)
+        numpyro.factor("wall", jnp.where(jnp.abs(m) < 3.0, 0.0, jnp.nan))
+
+    kernel = dgp.mcmc.SGHMC(program, step_size=0.1, optim=optax.adam(0.1))
+    state = kernel.init(jax.random.key(0), 10, None, (1.0,), {})
+    sound = {"m": jnp.array(1.0), "shift": jnp.array(0.2)}
+    back = kernel.sample(state._replace(z={"m": jnp.array(5.0), "shift": jnp.array(7.0)}, sound=sound), (1.0,), {})
+    assert back.z == sound
+    assert np.isfinite(back.learning.recent).all()
+    assert kernel.sample(back, (1.0,), {}).z["shift"] != 0.2
 
 
 # --- behaviour

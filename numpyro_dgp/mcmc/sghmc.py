@@ -11,6 +11,12 @@ optimal q(v) of that bound; the chain samples it without assuming a family.
 
 **Langevin dynamics with noisy gradients**, and the adaptation of mass and noise.
 
+**Moving-window Monte Carlo EM** for the ``numpyro.param`` sites :math:`\theta`. By Fisher's identity
+
+.. math:: \nabla_\theta \log p(y \mid \theta) = E_{p(v \mid y, \theta)} [\nabla_\theta \log p(y, v \mid \theta)],
+
+with the density of the chain for p. An optimiser follows the gradient at one of the last positions of the chain.
+
 Coordinates :math:`\varphi` have a potential V, a mass (diagonal) and a velocity :math:`\dot\varphi`, the distance of
 one step, which is :math:`N(0, \kappa)` in equilibrium, with :math:`\kappa` the squared step size divided by the mass.
 All functions act on each coordinate separately.
@@ -26,23 +32,25 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.flatten_util import ravel_pytree
 from numpyro import handlers
+from numpyro.distributions import biject_to, constraints
 from numpyro.infer.initialization import init_to_uniform
-from numpyro.infer.util import initialize_model, potential_energy
+from numpyro.infer.util import initialize_model, potential_energy, transform_fn
 from numpyro.primitives import Messenger
 from numpyro.util import is_prng_key
 
-from numpyro_dgp._checks import expect, expected, is_concrete, require_params
+from numpyro_dgp._checks import expect, expect_kind, expected, is_concrete, require_count, require_params
 from numpyro_dgp._data import indexable
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.analysis.checks import ALL_ROWS, FIXED_PARAMETERS, OUTSIDE_TRANSFORMATIONS, require
 from numpyro_dgp.analysis.observations_apart import require_observations_apart
-from numpyro_dgp.analysis.sites import Message, hide, site_kind
+from numpyro_dgp.analysis.sites import Message, Trace, hide, site_kind
 from numpyro_dgp.mcmc.program_kernel import ProgramKernel, first_position, for_chains, split_keys
 
-__all__ = ["Adaptation", "SGHMC", "SGHMCState", "adapt", "heat", "step"]
+__all__ = ["Adaptation", "Learning", "SGHMC", "SGHMCState", "adapt", "heat", "step"]
 
 
 class Adaptation(NamedTuple):
@@ -184,9 +192,18 @@ def step(
     return position + 0.5 * velocity, velocity
 
 
+class Learning(NamedTuple):
+    """What moving-window Monte Carlo EM keeps between its steps."""
+
+    recent: Array
+    """The positions of the last W steps of the chain (W, D)."""
+    optimizer: Any
+    """State of the optimiser."""
+
+
 class _Fields(NamedTuple):
-    z: dict[str, Array]
-    """Values in unconstrained space."""
+    z: dict[str, Any]
+    """Values in unconstrained space, of the sites and of learned parameters."""
     potential_energy: Array
     """Potential energy of the last minibatch, before the step."""
     velocity: Array
@@ -205,6 +222,8 @@ class _Fields(NamedTuple):
     """Number of the first draw after warm-up without finite density or gradient; zero as long as there is none."""
     temperature: Array
     """Mean of velocity ** 2 over its variance in equilibrium, over coordinates and draws after warm-up: near one."""
+    learning: Learning | None
+    """``None`` if no parameters are learned."""
 
 
 class SGHMCState(_Fields):
@@ -294,18 +313,29 @@ class SGHMC(ProgramKernel):
     ``dgp.for_mcmc``, which samples them too. Nothing corrects the error of a finite step: halve ``step_size`` and
     compare, and look at ``heat`` (``mcmc.run(..., extra_fields=("heat",))``): variances may be too wide by that part.
 
+    **Parameters.** ``numpyro.sample`` sites, hyperparameters among them, are sampled. With ``optim=``, the
+    ``numpyro.param`` sites are learned in warm-up by moving-window Monte Carlo EM: after each step of the chain,
+    ``optim`` takes a step along the gradient of the log joint density of a new minibatch, at one of the last ``window``
+    positions of the chain, chosen at random. They approach a maximum of the marginal likelihood of the target of the
+    chain; with one layer and Gaussian noise this is the bound of Titsias (2009). After warm-up they are fixed, and
+    ``mcmc.get_samples()`` has their values next to each draw. Let the step size of ``optim`` fall to zero over the
+    warm-up.
+
     Args:
         model: the program.
-        params: values for its ``numpyro.param`` sites, for example ``svi_result.params``.
+        params: values for its ``numpyro.param`` sites, for example ``svi_result.params``; with ``optim`` where they
+            start.
         step_size: with ``adapt_mass`` a gradient moves a coordinate by about its square.
         friction: :math:`\alpha` in (0, 1], part of the velocity lost in a step.
         adapt_mass: learn the mass in warm-up; else it is one, and the step must suit the number of data.
         init_strategy: NumPyro's, for example ``init_to_value(values=guide.median(params, X, y))``.
+        optim: an optax optimiser, which learns the ``numpyro.param`` sites in warm-up; without it they are fixed.
+        window: W, the number of last positions that steps of ``optim`` choose from.
 
     Raises:
         ValueError: a step size or friction out of range; when run, a program that observes nothing, a latent variable
-            per datum under a plate that takes minibatches, a discrete site, or a ``numpyro.param`` without a value; at
-            the end of a run, a draw without a finite density, or velocities more than ten times as hot as they should
+            per datum under a plate that takes minibatches, a discrete site, a ``numpyro.param`` without a value, or
+            with ``optim`` no ``numpyro.param`` at all; at the end of a run, a draw without a finite density, or velocities more than ten times as hot as they should
             be: its step was too large.
 
     Example:
@@ -326,8 +356,8 @@ class SGHMC(ProgramKernel):
         >>> mcmc.get_samples()["f"].shape
         (20, 5)
 
-    Source: Chen et al. (2014); Springenberg et al. (2016); for deep GPs Havasi et al. (2018); Salimbeni (2020),
-    chapter "Impact", inference extensions.
+    Source: Chen et al. (2014); Springenberg et al. (2016); for deep GPs and moving-window Monte Carlo EM Havasi et al.
+    (2018); Salimbeni (2020), chapter "Impact", inference extensions.
     """
 
     __repr__ = brief
@@ -341,11 +371,17 @@ class SGHMC(ProgramKernel):
         friction: float = 0.05,
         adapt_mass: bool = True,
         init_strategy: Callable[..., Any] = init_to_uniform,
+        optim: optax.GradientTransformation | None = None,
+        window: int = 100,
     ) -> None:
         super().__init__(model, init_strategy)
         expect(_is_number(step_size) and 0 < step_size < math.inf, "a positive step_size", repr(step_size), "try 0.03")
         expect(_is_number(friction) and 0 < friction <= 1, "0 < friction <= 1", repr(friction), "try 0.05")
+        expect_kind(optim, optax.GradientTransformation | None, "an optax optimiser of parameters", "optax.adam(0.01)")
+        require_count("window", window, "100")
         self._model, self._params = model, require_params(params)
+        self.optim, self.window = optim, window
+        self._transforms: dict[str, Any] = {}  # of learned parameters
         self.step_size, self.friction, self.adapt_mass = float(step_size), float(friction), bool(adapt_mass)
         self._postprocess: Callable[..., Any] | None = None
 
@@ -382,27 +418,44 @@ class SGHMC(ProgramKernel):
             model_kwargs=model_kwargs,
         )
         self._postprocess = found.postprocess_fn
+        params = {} if self.optim is None else self._start(found.model_trace)
 
-        def state(key: Array, z: dict[str, Array]) -> SGHMCState:
+        def state(key: Array, z: dict[str, Any]) -> SGHMCState:
             flat = ravel_pytree(z)[0]
             zero = jnp.zeros((), flat.dtype)
             left, still = jnp.array(num_warmup, int), jnp.zeros_like(flat)
             none = jnp.zeros((), int)
             start = Adaptation.start(flat)
-            return SGHMCState(z, zero, still, start, left, zero, jnp.array(False), key, z, none, none, zero)
+            learning = None
+            if self.optim is not None:
+                learning = Learning(jnp.tile(flat, (self.window, 1)), self.optim.init(params))
+            z = {**z, **params}
+            return SGHMCState(z, zero, still, start, left, zero, jnp.array(False), key, z, none, none, zero, learning)
 
         z = first_position(init_params, found.param_info.z)
         return for_chains(state, rng_key, rng_key, z)
 
-    def potential(self, key: Array, z: dict[str, Array], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Array:
+    def _start(self, sites: Trace) -> dict[str, Any]:
+        """Where the parameters of the program start, in unconstrained space."""
+        found = {name: site for name, site in sites.items() if site["type"] == "param"}
+        expect(found, "a numpyro.param that optim learns", "none", "leave optim out: sampled sites need none")
+        self._transforms = {
+            name: biject_to(site["kwargs"].get("constraint", constraints.real)) for name, site in found.items()
+        }
+        start = transform_fn(self._transforms, {name: site["value"] for name, site in found.items()}, invert=True)
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), start)
+
+    def potential(self, key: Array, z: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Array:
         """Negative log joint density of unconstrained values; the key chooses minibatches and hidden layers."""
-        return potential_energy(handlers.seed(self._program, key), args, kwargs, z)
+        values = transform_fn(self._transforms, z)  # of parameters; NumPyro transforms those of sites
+        return potential_energy(handlers.seed(self._program, key), args, kwargs, values)
 
     def _program(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = indexable((args, kwargs))
+        fixed = (FIXED_PARAMETERS,) if self.optim is None else ()
         with (
             _DrawAnew(),
-            require(ALL_ROWS, OUTSIDE_TRANSFORMATIONS, FIXED_PARAMETERS),
+            require(ALL_ROWS, OUTSIDE_TRANSFORMATIONS, *fixed),
             handlers.substitute(data=self._params),
         ):
             return self._model(*args, **kwargs)
@@ -410,10 +463,14 @@ class SGHMC(ProgramKernel):
     def step(self, state: SGHMCState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SGHMCState:
         """One step of the dynamics."""
         rng_key, first_key, second_key, noise_key = jax.random.split(state.rng_key, 4)
-        position, unravel = ravel_pytree(state.z)
+        params = {name: state.z[name] for name in self._transforms}
+        position, unravel = ravel_pytree({name: value for name, value in state.z.items() if name not in params})
+
+        def potential(key: Array, flat: Array, params: dict[str, Any]) -> Array:
+            return self.potential(key, {**unravel(flat), **params}, args, kwargs)
 
         def gradient(key: Array) -> tuple[Array, Array]:
-            return jax.value_and_grad(lambda flat: self.potential(key, unravel(flat), args, kwargs))(position)
+            return jax.value_and_grad(potential, argnums=1)(key, position, params)
 
         energy, slope = gradient(first_key)
         warm = state.warmup_left > 0
@@ -423,11 +480,19 @@ class SGHMC(ProgramKernel):
         mass = adapted.mass if self.adapt_mass else jnp.ones_like(position)
         scales = self.step_size, self.friction
         moved, velocity = step(noise_key, position, state.velocity, slope, mass, *scales)
+        learning = state.learning
+        if learning is not None:
+            window = learning.recent.at[state.warmup_left % self.window].set(moved)
+            learn = partial(self._learn, jax.random.fold_in(noise_key, 1), jax.grad(potential, argnums=2))
+            params, learning = jax.lax.cond(
+                warm, learn, lambda params, _: (params, learning), params, learning._replace(recent=window)
+            )
         draws = state.draws + ~warm
         now = jnp.mean(jnp.square(velocity) * mass) / self.step_size**2  # mean velocity^2 / kappa
-        sound = jnp.isfinite(energy) & jnp.isfinite(moved).all()
+        found = {**unravel(moved), **params}
+        sound = jnp.isfinite(energy) & jnp.isfinite(ravel_pytree(found)[0]).all()
         proposed = SGHMCState(
-            unravel(moved),
+            found,
             energy,
             velocity,
             adapted,
@@ -439,6 +504,7 @@ class SGHMC(ProgramKernel):
             draws,
             state.lost,
             jnp.where(warm, 0.0, state.temperature + (now - state.temperature) / draws.clip(1)),
+            learning,
         )
         # If a step has led to numbers that are not finite, go back, with velocity zero and another random key.
         back = state._replace(
@@ -452,6 +518,16 @@ class SGHMC(ProgramKernel):
             lost=jnp.where(state.lost > 0, state.lost, state.draws),
         )
         return jax.tree.map(partial(jnp.where, sound), proposed, back)
+
+    def _learn(
+        self, key: Array, slopes: Callable[..., Any], params: dict[str, Any], learning: Learning
+    ) -> tuple[dict[str, Any], Learning]:
+        """One step of the optimiser, at one of the recent positions."""
+        assert self.optim is not None
+        place_key, rows_key = jax.random.split(key)
+        chosen = learning.recent[jax.random.randint(place_key, (), 0, self.window)]
+        moves, optimizer = self.optim.update(slopes(rows_key, chosen, params), learning.optimizer, params)
+        return optax.apply_updates(params, moves), learning._replace(optimizer=optimizer)
 
 
 def _is_number(value: Any) -> bool:

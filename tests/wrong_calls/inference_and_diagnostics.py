@@ -212,6 +212,21 @@ SGHMC = [
         lambda: dgp.mcmc.SGHMC(shallow, {"a": np.nan}),
         "expected finite params at 'a', got 1",
     ),
+    Wrong(
+        "SGHMC optim in words",
+        lambda: dgp.mcmc.SGHMC(shallow, optim="adam"),
+        "SGHMC: expected an optax optimiser of parameters, got a str: optax.adam",
+    ),
+    Wrong(
+        "SGHMC empty window",
+        lambda: dgp.mcmc.SGHMC(shallow, window=0),
+        "SGHMC: expected window to be a positive integer, got 0",
+    ),
+    Wrong(
+        "SGHMC of no parameters",
+        lambda: sghmc_of(shallow, X, Y, optim=optax.adam(0.1)),
+        "expected a numpyro.param that optim learns, got none: leave optim out",
+    ),
     Wrong("SGHMC without y", lambda: sghmc_of(shallow, X), NO_DATA),
     Wrong("SGHMC without y, no likelihood", lambda: sghmc_of(explicit, X), NO_DATA),
     Wrong("SGHMC without params", lambda: sghmc_of(bayesian, X, Y), "expected a value for every numpyro.param"),
