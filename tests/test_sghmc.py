@@ -225,7 +225,7 @@ def learned(X, y=None, batch=None):
     noise = numpyro.param("noise", 0.5, constraint=dist.constraints.positive)
     scale = numpyro.param("scale", 1.0, constraint=dist.constraints.positive)
     numpyro.deterministic("precision", noise**-2)
-    shallow(X, y, batch, kernel=dgp.kernels.RBF(1.2, scale), noise=noise)
+    shallow(X, y, batch, Z=jnp.asarray(Z, X.dtype), kernel=dgp.kernels.RBF(1.2, scale), noise=noise)
 
 
 def gram(scale):

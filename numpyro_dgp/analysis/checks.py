@@ -15,18 +15,20 @@ import numpy as np
 from numpyro.primitives import Messenger
 
 from numpyro_dgp._checks import current_trace, expected, require_finite, with_nearest
-from numpyro_dgp.analysis.sites import Message, Trace, is_likelihood
+from numpyro_dgp.analysis.sites import Message, Trace, is_likelihood, unwrap
 
 __all__ = [
     "ALL_ROWS",
     "FIXED_PARAMETERS",
     "INITIAL_VALUES",
     "LEARNED_INPUTS_APART",
+    "LOG_DENSITIES",
     "NO_OBS_MASK",
     "OUTSIDE_TRANSFORMATIONS",
     "WHOLE_DATA",
     "Check",
     "NotTraceableError",
+    "another_loss",
     "explained",
     "parameters_from",
     "require",
@@ -136,6 +138,18 @@ def _is_likelihood(msg: Message) -> bool:
     return msg["type"] == "sample" and is_likelihood(msg["fn"])
 
 
+def another_loss(msg: Message, run: require | None = None) -> ValueError | None:
+    """The error at a site whose ``Likelihood`` has a loss in place of the log density, ``None`` at others."""
+    fn: Any = unwrap(msg["fn"]) if _is_likelihood(msg) else None
+    if fn is None or not fn.is_loss:
+        return None
+    return expected(
+        f"the log density of the observations at {msg['name']!r}, whose integral is the evidence",
+        fn,
+        "leave integrate= out, or compare posterior.log_density of held-out rows",
+    )
+
+
 def _is_masked(msg: Message, run: require) -> ValueError | None:
     if not _is_likelihood(msg):
         return None
@@ -209,6 +223,10 @@ handlers."""
 LEARNED_INPUTS_APART = Check(_shares_a_name)
 """No site has the name of the learned inducing inputs of a layer: NumPyro gives all ``numpyro.param`` of one name the
 same value, whoever opens them."""
+
+
+LOG_DENSITIES = Check(another_loss)
+"""Observations have their log density, and no other loss, which bounds no evidence."""
 
 
 def parameters_from(params: Mapping[str, Any]) -> Check:

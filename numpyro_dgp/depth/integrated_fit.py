@@ -36,6 +36,7 @@ from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
+from numpyro_dgp.analysis.checks import LOG_DENSITIES, require
 from numpyro_dgp.analysis.program import ProgramFacts, inspect_program
 from numpyro_dgp.analysis.sites import Message, Trace, total_log_prob, unwrap
 from numpyro_dgp.functions.weights import InducingPrior, StandardNormal
@@ -346,7 +347,7 @@ def fit_integrated(
     """
     program = for_mcmc(model)
     arrays, rebuild = split_arguments(args, {})
-    structure = inspect_program(model, args, {})
+    structure = inspect_program(require(LOG_DENSITIES, fn=model), args, {})
     before = previous.ended if previous else None
     num_points = num_runs * num_draws
 

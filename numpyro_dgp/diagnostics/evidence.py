@@ -14,6 +14,8 @@ from numpyro import handlers
 from numpyro_dgp._checks import expect, expect_kind, expected, require_count, require_key
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.analysis.checks import LOG_DENSITIES, require
+from numpyro_dgp.analysis.program import require_sound
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.mcmc.annealing import Path, Runs, anneal, first_path, tuned
 from numpyro_dgp.mcmc.for_mcmc import Collapse, for_mcmc, sampled_program
@@ -168,7 +170,7 @@ def evidence(
     Raises:
         ValueError: no fit with a guide, numbers that are not positive integers, a single run, samples that are not
             draws of the sites of this program on these data; a program that subsamples (its log density is an estimate)
-            or observes nothing, a guide that ``for_mcmc`` does not take, ``samples`` with a guide that draws all sites
+            or observes nothing, observations with a robust loss, a guide that ``for_mcmc`` does not take, ``samples`` with a guide that draws all sites
             together (``AutoMultivariateNormal``) or with a ``RingNormal``; weights that are all zero or a NaN density.
 
     Example:
@@ -199,6 +201,7 @@ def evidence(
         "what for_mcmc made of it",
         "pass the program, and collapse= to this function",
     )
+    require_sound(require(LOG_DENSITIES, fn=model), args, kwargs)
     program = for_mcmc(model, posterior.params, guide=posterior.guide, collapse=collapse)
     arrays, rebuild = split_arguments(args, kwargs)
     white, shapes = _sites(program, *rebuild(arrays))

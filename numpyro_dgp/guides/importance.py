@@ -31,6 +31,7 @@ from numpyro_dgp._checks import expected
 from numpyro_dgp._fields import Checked, count, flag
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
+from numpyro_dgp.analysis.checks import another_loss
 from numpyro_dgp.analysis.sites import Message, Trace, is_function_values, is_row_by_row, log_prob, unwrap
 from numpyro_dgp.functions.function_values import FunctionValues, follows
 from numpyro_dgp.guides.record import SiteRecord, record_of
@@ -208,7 +209,8 @@ def importance_weights(guide_trace: Trace, model_trace: Trace, nesting: Callable
     """The weights of the latents of a run, one :class:`ImportanceWeights` for the latents of each set of plates.
 
     Raises:
-        ValueError: latents or observations whose plates overlap without being the same.
+        ValueError: latents or observations whose plates overlap without being the same; observations with a robust
+            loss.
     """
     names = [name for name, site in guide_trace.items() if record_of(site).num_replicates is not None]
     groups: dict[frozenset[Any], list[str]] = {}
@@ -244,6 +246,8 @@ def _weigh(
         _require_nested(name, latents, frames, plates, [g for g in groups if g != frames and g & plates])
         _require_whole(name, [model_trace[frame.name] for frame in extra])
         if site["is_observed"]:
+            if (error := another_loss(site)) is not None:
+                raise error
             relative = 1.0 if site["scale"] is None else site["scale"] / (1.0 if scale is None else scale)
             total = total + _over(relative * log_prob(site), extra)
         elif not (at_nodes and name in latents):

@@ -108,6 +108,7 @@ class Integral(NamedTuple):
         log_marginal: log E[p(y | v)], likewise.
         moments: E[y] and the mean square of y, from (the integrand, the means of v, their variances).
         exact: whether it needs no rule.
+        loss: whether ``expected_log_prob`` is another score in place of E[log p(y | v)], which bounds no evidence.
     """
 
     describe: Callable[[Integrand], str]
@@ -115,6 +116,7 @@ class Integral(NamedTuple):
     log_marginal: Expectation | None = None
     moments: Callable[[Integrand, Array, Array], tuple[Array, Array]] | None = None
     exact: bool = False
+    loss: bool = False
 
 
 Strategy = Callable[[Case], Integral | None]

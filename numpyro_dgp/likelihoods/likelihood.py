@@ -88,7 +88,8 @@ class Likelihood(SiteDistribution):
             one. Two entries without a closed form (``Gamma``, say) take about 50 000 evaluations of the density;
             ``GaussHermite(15)`` takes 225 and is enough where p(y | v) is as wide as p(v). A closed form of your own is
             a ``dgp.extend.Form``, another integral a function that returns a ``dgp.extend.Integral``
-            (``docs/extending.md``); both come before those of this package.
+            (``docs/extending.md``); both come before those of this package. ``dgp.likelihoods.Robust(beta=1.5)`` puts a
+            robust loss in place of the log density of a ``Normal``.
         collapse: ``"bound"``, or ``"marginal"`` to make ``log_marginal`` the density: then the program is another
             model, conditionally independent given u (FITC).
         observed: which entries of y are observed: booleans of the shape of y, or one per row. The others are masked in
@@ -191,6 +192,12 @@ class Likelihood(SiteDistribution):
         self.normal = closed.normal
         case = Case(self.conditional, reading, closed, given, own_methods=alone, automatic=rule is None)
         self.integrals = integrals(case, strategies)
+        expect(
+            collapse == "bound" or not self._first("expected_log_prob").loss,
+            'collapse="bound" with a loss in place of the log density',
+            '"marginal"',
+            "leave collapse or integrate out",
+        )
         self.rule = choose_rule(reading, rule, exact=self._integral.exact and self._belief_variance is None)
         require_rows_of_plates(example.batch_shape)
         super().__init__(example.batch_shape, example.event_shape)
@@ -214,6 +221,11 @@ class Likelihood(SiteDistribution):
         return self._first("expected_log_prob" if self.collapse == "bound" else "log_marginal")
 
     @property
+    def is_loss(self) -> bool:
+        """Whether ``log_prob`` is another score than the log density, which bounds no evidence."""
+        return self._integral.loss
+
+    @property
     def _belief_variance(self) -> Array | None:
         """Variances of a belief that ``log_prob`` integrates outside of the logarithm by quadrature."""
         return None if self.collapse == "bound" else self.f_x.belief_variance
@@ -231,11 +243,11 @@ class Likelihood(SiteDistribution):
         return elementwise(self.conditional(v))
 
     def normal_form(self) -> tuple[Array, Array, Array] | None:
-        """Slope, offset and scale where the conditional is ``Normal(slope * v + offset, scale)``, else ``None``.
+        """Slope, offset and scale where ``log_prob`` is that of ``Normal(slope * v + offset, scale)``, else ``None``.
 
         They broadcast against v.
         """
-        return None if self.normal is None else normal_form(self.per_number, self.f_x.loc)
+        return None if self.normal is None or self.is_loss else normal_form(self.per_number, self.f_x.loc)
 
     def mask(self, mask: Any) -> dist.Distribution:
         """The distribution with entries of y masked, by ``mask`` of the shape of y, or rows.

@@ -250,8 +250,9 @@ def _not_gaussian(name: str, site: Message) -> str | None:
         return f"{name!r} is not observed"
     if isinstance(fn.f_x, MixedValues):
         return f"the likelihood at {name!r} depends on mixtures of its outputs"
-    if fn.normal is None:
-        return f"the likelihood at {name!r} is {fn.family}, and not dist.Normal(a * v + b, scale)"
+    if fn.normal_form() is None:
+        found = fn if fn.is_loss else fn.family
+        return f"the likelihood at {name!r} is {found}, and not dist.Normal(a * v + b, scale)"
     if not is_dense(function):
         return f"it is on a {type(function).__name__} and not on dgp.Points"
     if np.shape(site["value"]) != fn.f_x.loc.shape or site["fn"].batch_shape != fn.f_x.batch_shape:

@@ -377,7 +377,7 @@ def _of_likelihood(name: str, fn: Any, site: Message) -> Use:
     expect(
         fn.normal_form() is not None and fn.collapse == "bound",
         f"a Gaussian likelihood at {name!r}, dist.Normal(a * v + b, scale)",
-        "another",
+        fn,
         "use guides.InducingPoint(), and natural gradients for q(v)",
     )
     if jnp.size(site["value"]) > 1 and jnp.shape(site["value"]) != fn.f_x.loc.shape:
