@@ -16,12 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 from numpyro import handlers
 from numpyro.infer import Predictive
 from numpyro.infer.util import log_density
 from programs import random_params
 
 import numpyro_dgp as dgp
+from numpyro_dgp.functions.function_values import FunctionValues
 from numpyro_dgp.math.peaked_integral import log_expectation
 
 KEY = jax.random.key(0)
@@ -248,8 +250,31 @@ def few_densities():
     compare("slopes", jax.grad(lambda *args: density(*args).sum(), (0, 1, 2)), v, variance, y)
 
 
+def few_losses():
+    """Robust losses and their slopes, and a step of the sampler that learns a parameter."""
+    loc, variance, y = (jnp.asarray(a) for a in ([0.3, -1.0, 2.0], [0.5, 1.0, 0.2], [4.0, -1.0, 2.2]))
+    for rule in (dgp.likelihoods.Robust(beta=1.5), dgp.likelihoods.Robust(gamma=1.2)):
+
+        def score(loc, variance, y, rule=rule):
+            f_x = FunctionValues(loc, variance, event_dim=0)
+            return dgp.Likelihood(f_x, lambda v: dist.Normal(v, 0.3), integrate=rule).log_prob(y).sum()
+
+        compare(repr(rule), jax.value_and_grad(score, (0, 1)), loc, variance, y)
+
+    X, y = data(40)
+    program = program_of(dgp.kernels.Matern52, X[::4], learned=True)
+    kernel = dgp.mcmc.SGHMC(program, optim=optax.adam(0.01), window=3)
+    start = kernel.init(KEY, 5, None, (X, y), {})
+
+    def step(z, velocity):
+        found = kernel.sample(start._replace(z=z, velocity=velocity), (X, y), {})
+        return found.z, found.velocity, found.learning.recent
+
+    compare("SGHMC", step, start.z, start.velocity, amplified=CONDITION)
+
+
 PARTS = {
-    "few": (few_kernels, few_programs, few_densities),
+    "few": (few_kernels, few_programs, few_densities, few_losses),
     "kernels": (many_kernels,),
     "programs": (many_programs,),
     "random": (random_programs,),

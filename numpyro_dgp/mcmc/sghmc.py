@@ -317,9 +317,9 @@ class SGHMC(ProgramKernel):
     ``numpyro.param`` sites are learned in warm-up by moving-window Monte Carlo EM: after each step of the chain,
     ``optim`` takes a step along the gradient of the log joint density of a new minibatch, at one of the last ``window``
     positions of the chain, chosen at random. They approach a maximum of the marginal likelihood of the target of the
-    chain; with one layer and Gaussian noise this is the bound of Titsias (2009). After warm-up they are fixed, and
-    ``mcmc.get_samples()`` has their values next to each draw. Let the step size of ``optim`` fall to zero over the
-    warm-up.
+    chain; with one layer and Gaussian noise this is the bound of Titsias (2009). They are no faster than the chain
+    follows, and a long window slows both. After warm-up they are fixed, and ``mcmc.get_samples()`` has their values
+    next to each draw. Let the step size of ``optim`` fall to zero over the warm-up.
 
     Args:
         model: the program.
@@ -372,13 +372,13 @@ class SGHMC(ProgramKernel):
         adapt_mass: bool = True,
         init_strategy: Callable[..., Any] = init_to_uniform,
         optim: optax.GradientTransformation | None = None,
-        window: int = 100,
+        window: int = 10,
     ) -> None:
         super().__init__(model, init_strategy)
         expect(_is_number(step_size) and 0 < step_size < math.inf, "a positive step_size", repr(step_size), "try 0.03")
         expect(_is_number(friction) and 0 < friction <= 1, "0 < friction <= 1", repr(friction), "try 0.05")
         expect_kind(optim, optax.GradientTransformation | None, "an optax optimiser of parameters", "optax.adam(0.01)")
-        require_count("window", window, "100")
+        require_count("window", window, "10")
         self._model, self._params = model, require_params(params)
         self.optim, self.window = optim, window
         self._transforms: dict[str, Any] = {}  # of learned parameters
