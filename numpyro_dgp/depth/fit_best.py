@@ -275,8 +275,8 @@ def fit_best(
         ValueError: a family that does not give programs or takes no columns, depths that do not ascend, another way to
             weigh or to predict by one layer, odds that are not positive or leave out all, a gain that is negative,
             fewer rows than folds, data that are not finite numbers, observations that do not have the rows of the
-            inputs, other arguments with these rows together with folds; a program with ``numpyro.param`` sites; a
-            previous fit of other depths or programs, or together with folds.
+            inputs, other arguments with these rows together with folds; a program with ``numpyro.param`` sites, or
+            whose observations have a robust loss; a previous fit of other depths or programs, or together with folds.
 
     Example:
         >>> import jax, numpyro

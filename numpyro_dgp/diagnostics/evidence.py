@@ -170,8 +170,9 @@ def evidence(
     Raises:
         ValueError: no fit with a guide, numbers that are not positive integers, a single run, samples that are not
             draws of the sites of this program on these data; a program that subsamples (its log density is an estimate)
-            or observes nothing, observations with a robust loss, a guide that ``for_mcmc`` does not take, ``samples`` with a guide that draws all sites
-            together (``AutoMultivariateNormal``) or with a ``RingNormal``; weights that are all zero or a NaN density.
+            or observes nothing, observations with a robust loss, a guide that ``for_mcmc`` does not take, ``samples``
+            with a guide that draws all sites together (``AutoMultivariateNormal``) or with a ``RingNormal``; weights
+            that are all zero or a NaN density.
 
     Example:
         >>> import jax, numpyro, optax, numpyro_dgp as dgp

@@ -1,11 +1,11 @@
-r"""Losses of an observation that bound the influence of outliers, and their expectations under Gaussian function values.
+r"""Losses under which outliers have little influence, and their expectations under Gaussian function values.
 
 Generalised Bayesian inference replaces :math:`\log p(y \mid v)` by another score. With
-:math:`N = N(y; \alpha v + \beta_0, \tau^2)` and :math:`v \sim N(\mu, \sigma^2)` everything follows from one expectation,
-for :math:`c > 0`,
+:math:`N = N(y; \alpha v + \beta_0, \tau^2)` and :math:`v \sim N(\mu, \sigma^2)` all follows from one expectation: for
+:math:`c > 0`,
 
 .. math:: \log E[N^c] = -\tfrac c2 \log 2\pi\tau^2 - \tfrac12 \log\Bigl(1 + \frac{c\, \alpha^2\sigma^2}{\tau^2}\Bigr)
-          - \frac{c\, (y - \alpha\mu - \beta_0)^2}{2 (\tau^2 + c\, \alpha^2\sigma^2)},
+          - \frac{c\, (y - \alpha\mu - \beta_0)^2}{2 (\tau^2 + c\, \alpha^2\sigma^2)} .
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Robust(Checked):
 
     Both approach :math:`\log p(y \mid v)` as β or γ go to one. Above one they are bounded from below, so that an
     observation far away has no influence: 1.1 changes little, 1.5 ignores what is three or four scales away. The
-    expectation over v has a closed form. Both depend on the unit of y: standardise it.
+    expectation over v has a closed form. Both depend on the unit of y: standardise it. Start the scale at that of good
+    rows: a large one takes outliers for noise, and a fit can stay there.
 
     The objective is **no bound of the evidence**. The optimal q is close to a generalised posterior, proportional to
     the prior times :math:`e^{\sum_n \ell}`, and values of the objective can be compared for one β or γ only.

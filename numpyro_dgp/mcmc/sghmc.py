@@ -335,8 +335,8 @@ class SGHMC(ProgramKernel):
     Raises:
         ValueError: a step size or friction out of range; when run, a program that observes nothing, a latent variable
             per datum under a plate that takes minibatches, a discrete site, a ``numpyro.param`` without a value, or
-            with ``optim`` no ``numpyro.param`` at all; at the end of a run, a draw without a finite density, or velocities more than ten times as hot as they should
-            be: its step was too large.
+            with ``optim`` no ``numpyro.param`` at all; at the end of a run, a draw without a finite density, or
+            velocities more than ten times as hot as they should be: its step was too large.
 
     Example:
         >>> import jax, numpyro

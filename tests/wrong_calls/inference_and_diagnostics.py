@@ -215,7 +215,7 @@ SGHMC = [
     Wrong(
         "SGHMC optim in words",
         lambda: dgp.mcmc.SGHMC(shallow, optim="adam"),
-        "SGHMC: expected an optax optimiser of parameters, got a str: optax.adam",
+        "SGHMC: expected an optax optimiser of parameters, got str: optax.adam",
     ),
     Wrong(
         "SGHMC empty window",

@@ -18,6 +18,7 @@ DATES = pd.DataFrame({"t": pd.date_range("2020", periods=30)})
 MASKED = np.ma.masked_array(np.ones((3, 1)), [[1], [0], [0]])
 RAGGED = [[1.0], [1.0, 2.0]]
 KEY = jax.random.key(0)
+ROBUST = dgp.likelihoods.Robust(beta=1.5)
 
 
 def seeded(program):
@@ -229,6 +230,34 @@ WRONG = [
     Wrong("Likelihood: centred", lambda: likelihood(lambda v: normal(v - v.mean())), "every y depends on one row of v"),
     Wrong("Likelihood: a path", lambda: likelihood(lambda v: normal(jnp.cumsum(v))), "several rows of v by cumsum"),
     Wrong("Likelihood: y", lambda: likelihood(normal).log_prob(Y[:, None]), r"y of shape \(30,\), got \(30, 1\)"),
+    Wrong("Robust: nothing", lambda: dgp.likelihoods.Robust(), "one of beta and gamma, .* got beta=None, gamma=None"),
+    Wrong(
+        "Robust: both",
+        lambda: dgp.likelihoods.Robust(beta=1.2, gamma=1.2),
+        "one of beta and gamma, greater than one, got beta=1.2, gamma=1.2",
+    ),
+    Wrong("Robust: one", lambda: dgp.likelihoods.Robust(beta=1.0), "greater than one, got beta=1.0, gamma=None"),
+    Wrong("Robust: negative", lambda: dgp.likelihoods.Robust(gamma=-2.0), "expected gamma to be positive, got -2.0"),
+    Wrong(
+        "Robust: a density of the mean",
+        lambda: likelihood(lambda v: dist.Normal(v, 1.0), integrate=ROBUST, collapse="marginal"),
+        'collapse="bound" with a loss in place of the log density, got "marginal"',
+    ),
+    Wrong(
+        "Robust: a curve",
+        lambda: likelihood(lambda v: dist.Normal(v**2, 1.0), integrate=ROBUST),
+        "of one function under integrate=Robust, got a Normal, or one that depends on v otherwise",
+    ),
+    Wrong(
+        "Robust: of Student's t",
+        lambda: likelihood(lambda v: dist.StudentT(4.0, v, 1.0), integrate=ROBUST),
+        "Likelihood: expected dist.Normal.* under integrate=Robust, got a StudentT",
+    ),
+    Wrong(
+        "Robust: of two functions",
+        lambda: dgp.Likelihood((gp()(X), gp("s")(X)), lambda v, s: dist.Normal(v, jnp.exp(s)), integrate=ROBUST),
+        "of one function under integrate=Robust, got a Normal",
+    ),
     Wrong("RobustMax: one class", lambda: dgp.likelihoods.RobustMax(jnp.ones((3, 1))), "two classes or more"),
     Wrong("RobustMax: a number", lambda: dgp.likelihoods.RobustMax(1.0), "two classes or more"),
     Wrong("RobustMax: epsilon", lambda: dgp.likelihoods.RobustMax(jnp.ones((3, 2)), 0.0), "0 < epsilon < 1, got 0.0"),
