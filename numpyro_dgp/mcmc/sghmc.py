@@ -196,7 +196,7 @@ class Learning(NamedTuple):
     """What moving-window Monte Carlo EM keeps between its steps."""
 
     recent: Array
-    """The positions of the last W steps of the chain (W, D)."""
+    """The positions of the last W steps of the chain (W, D); before W steps, the others are where it began."""
     optimizer: Any
     """State of the optimiser."""
 
