@@ -75,7 +75,7 @@ class Transformed(Kernel):
         if isinstance(self.function, list | tuple | np.ndarray | jax.Array):
             W = jnp.asarray(own_numbers("the matrix W", self.function))
             expect(W.ndim == 2, "a matrix W of shape (Q, D)", W.shape, "one row per feature, a column per input column")
-            require_finite("the matrix W", W, "Transformed(RBF(), jnp.eye(3))")
+            require_finite("entries of the matrix W", W, "Transformed(RBF(), jnp.eye(3))")
             expect(self.parameters is None, "no parameters beside a matrix W", "some", "its entries are the parameters")
             object.__setattr__(self, "function", _by_matrix)
             object.__setattr__(self, "parameters", W)
