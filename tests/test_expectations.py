@@ -281,8 +281,14 @@ def test_single_precision(x32, name):
         (lambda: E.psi1(k.RBF() * k.Periodic(), LOC, VARIANCE, Z), "closed form .* got Periodic"),
         (lambda: E.psi1(k.Transformed(k.RBF(), jnp.sin), LOC, VARIANCE, Z), "closed form .* got Transformed"),
         (lambda: E.psi1(k.Transformed(k.Matern32(), W), LOC, VARIANCE, Z), "closed form .* got Matern32"),
-        (lambda: E.psi1(k.Transformed(k.RBF(), W).on(0), LOC, VARIANCE, Z), r"a matrix W of shape \(Q, 1\), got \(2, 2\)"),
-        (lambda: E.psi1(k.Transformed(k.Categorical(3), W[:1]), LOC, VARIANCE, Z), "of numbers behind a linear map, got"),
+        (
+            lambda: E.psi1(k.Transformed(k.RBF(), W).on(0), LOC, VARIANCE, Z),
+            r"a matrix W of shape \(Q, 1\), got \(2, 2\)",
+        ),
+        (
+            lambda: E.psi1(k.Transformed(k.Categorical(3), W[:1]), LOC, VARIANCE, Z),
+            "of numbers behind a linear map, got",
+        ),
         (lambda: E.psi1(k.RBF().on(2), LOC, VARIANCE, Z), r"kernel.on\(2,\): expected at least 3 input columns"),
         (lambda: E.psi0(k.RBF(), LOC, VARIANCE[:, :1]), r"expected means of shape \(N, D\) with variances"),
         (lambda: E.psi0(k.RBF(), LOC, -VARIANCE), "expected variances of at least zero, got -0"),

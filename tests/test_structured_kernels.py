@@ -478,7 +478,10 @@ LABELS = np.hstack([X2[:, :1], 0.5 + np.zeros((4, 1))])
             lambda: K.Transformed(K.RBF(), np.ones(2)),
             r"expected a matrix W of shape \(Q, D\), got \(2,\): one row per feature",
         ),
-        (lambda: K.Transformed(K.RBF(), ROWS + np.nan), "Transformed: expected finite entries of the matrix W, got 4 NaN"),
+        (
+            lambda: K.Transformed(K.RBF(), ROWS + np.nan),
+            "Transformed: expected finite entries of the matrix W, got 4 NaN",
+        ),
         (lambda: K.Transformed(K.RBF(), ROWS, ROWS), "expected no parameters beside a matrix W, got some"),
         (lambda: K.Transformed(K.RBF(), ROWS)(L1, L1), r"a matrix W of shape \(Q, 1\), got \(2, 2\): one column"),
         (

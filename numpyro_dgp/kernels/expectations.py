@@ -44,9 +44,10 @@ import numpy as np
 
 from numpyro_dgp._checks import expect, expected, require_inputs, violated
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.kernels import Kernel, Transformed
+from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.base import Factor
 from numpyro_dgp.kernels.terms import Term
+from numpyro_dgp.kernels.transformed import Transformed, linear_map
 from numpyro_dgp.math.linalg import matmul, safe_sqrt
 from numpyro_dgp.math.quadrature import GaussHermite, MonteCarlo, white_nodes
 from numpyro_dgp.math.row_blocks import each_row, sum_symmetric
@@ -107,17 +108,17 @@ def terms(kernel: Kernel, dims: int, dtype: jnp.dtype) -> tuple[tuple[Summed, ..
     """
     summands = kernel.cast(dtype).expanded()
     factors = [f for summand in summands for f in summand.factors if not f.kernel.of_labels]
-    maps = {id(f): found for f in factors if (found := _mapped(f, dims, dtype)) is not None}
+    maps = {f: found for f in factors if (found := _mapped(f, dims, dtype)) is not None}
     # Coordinates: the columns, if any factor looks at them, then the rows of one map after the other.
     size = 0 if maps and len(maps) == len(factors) else dims
     rows, places = [jnp.eye(dims, dtype=dtype)[:size]], {}
-    for key, (_, of_map) in maps.items():
-        places[key], size = tuple(range(size, size + len(of_map))), size + len(of_map)
+    for f, (_, of_map) in maps.items():
+        places[f], size = tuple(range(size, size + len(of_map))), size + len(of_map)
         rows.append(of_map)
 
     def of(factor: Factor) -> list[Term]:
-        if (key := id(factor)) in maps:
-            return [term.on(places[key], size) for term in maps[key][0]]
+        if factor in maps:
+            return [term.on(places[factor], size) for term in maps[factor][0]]
         columns = _columns_of(factor, dims)
         return [term.on(columns, size) for term in factor.kernel.tilts(len(columns))]
 
@@ -137,7 +138,7 @@ def terms(kernel: Kernel, dims: int, dtype: jnp.dtype) -> tuple[tuple[Summed, ..
 def _mapped(factor: Factor, dims: int, dtype: jnp.dtype) -> tuple[list[Term], Array] | None:
     """The terms of a kernel behind a linear map, and the rows (S, D) of that map; ``None`` for other factors."""
     columns = _columns_of(factor, dims)
-    if type(factor.kernel) is not Transformed or (W := factor.kernel.matrix(len(columns))) is None:
+    if type(factor.kernel) is not Transformed or (W := linear_map(factor.kernel, len(columns))) is None:
         return None
     summed, inner = terms(factor.kernel.kernel, len(W), dtype)
     if any(s.labels for s in summed):
@@ -181,8 +182,9 @@ _Apply = Callable[[Array], Array]
 def _tilt(
     loc: Array, variance: Array, rows: Array | None, precision: Array, centres: Array
 ) -> tuple[Array, Array, _Apply]:
-    r"""The Gaussian N(loc, variance) of h times :math:`\exp(-\tfrac12 \sum_s \tau_s (a_s^\top h - c_s)^2)`, for all centres
-    c, where a_s are the ``rows`` A, by default those of the unit matrix.
+    r"""The Gaussian N(loc, variance) of h times :math:`\exp(-\tfrac12 \sum_s \tau_s (a_s^\top h - c_s)^2)`, for all c.
+
+    The rows a_s of A are those of the unit matrix where ``rows`` is ``None``; c are rows of ``centres``.
 
     Returns:
         Log of its mass (centres,), its means (centres, D), and the product of vectors (..., D) with its covariance,
@@ -210,7 +212,7 @@ def _tilt(
 
 
 def _moment(forms: Sequence[Array], mean: Array, times: _Apply) -> Array:
-    r""":math:`E[\prod_i e_i^\top x]` for x ~ N(mean, V), V e = ``times(e)``, by Isserlis' recursion in the first form."""
+    r""":math:`E[\prod_i e_i^\top x]` for x ~ N(mean, V), V e = ``times(e)``, by Isserlis' recursion."""
     if not forms:
         return jnp.ones(mean.shape[:-1], mean.dtype)
     first, *rest = forms

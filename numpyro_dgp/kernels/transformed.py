@@ -15,7 +15,7 @@ from numpyro_dgp._typing import Array, pytree, static
 from numpyro_dgp.kernels.base import Kernel, as_kernel, of_both
 from numpyro_dgp.math.linalg import matmul
 
-__all__ = ["Transformed"]
+__all__ = ["Transformed", "linear_map"]
 
 
 def _by_matrix(W: Array, X: Array) -> Array:
@@ -86,16 +86,8 @@ class Transformed(Kernel):
                 "Transformed(RBF(), jnp.sin)",
             )
 
-    def matrix(self, columns: int) -> Array | None:
-        """W (Q, D) of a linear map of so many columns D; ``None`` of other functions."""
-        if self.function is not _by_matrix:
-            return None
-        W = self.parameters
-        expect(W.shape[-1] == columns, f"a matrix W of shape (Q, {columns})", W.shape, "one column per input column")
-        return W
-
     def _features(self, X: Array) -> Array:
-        self.matrix(X.shape[-1])
+        linear_map(self, X.shape[-1])
         found = self.function(X) if self.parameters is None else self.function(self.parameters, X)
         expect(
             np.ndim(found) == X.ndim and np.shape(found)[:-1] == X.shape[:-1],
@@ -113,3 +105,21 @@ class Transformed(Kernel):
 
     def features(self, key: Array, X: Array, num: int) -> Array:
         return self.kernel.features(key, self._features(X), num)
+
+
+def linear_map(kernel: Transformed, columns: int) -> Array | None:
+    """The matrix W (Q, D) of a linear map of so many columns D; ``None`` of other functions.
+
+    Raises:
+        ValueError: a matrix for other columns.
+
+    Example:
+        >>> from numpyro_dgp.kernels import RBF
+        >>> print(linear_map(Transformed(RBF(), [[0.5, 1.0]]), 2))
+        [[0.5 1. ]]
+    """
+    if kernel.function is not _by_matrix:
+        return None
+    W = kernel.parameters
+    expect(W.shape[-1] == columns, f"a matrix W of shape (Q, {columns})", W.shape, "one column per input column")
+    return W
