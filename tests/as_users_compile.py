@@ -24,6 +24,7 @@ from programs import random_params
 
 import numpyro_dgp as dgp
 from numpyro_dgp.functions.function_values import FunctionValues
+from numpyro_dgp.kernels.expectations import psi1, psi2
 from numpyro_dgp.math.peaked_integral import log_expectation
 
 KEY = jax.random.key(0)
@@ -75,6 +76,7 @@ def kernels(columns):
     table |= {"ErrorFunction": K.ErrorFunction(1.3, 0.7, 0.4), "arc-cosine-1 twice": K.ArcCosine(order=1, depth=2)}
     if columns > 1:  # places, and the log factor of their lengthscales
         table |= {"VaryingLengthscale": K.VaryingLengthscale(K.Matern32(1.3, 0.4), columns - 1)}
+        table |= {"full precision": K.Transformed(K.RBF(1.3), 2 * np.eye(columns) - 0.4)}
     if columns == 1:
         table |= {"Brownian": K.Brownian(1.3, 0.2), "IntegratedBrownian": K.IntegratedBrownian(1.3, 0.2)}
     return table
@@ -132,6 +134,11 @@ def many_kernels():
         for name, kernel in kernels(columns).items():
             for N in (4, 50, 300):
                 check_kernel(name, kernel, N, columns)
+    low_rank = dgp.kernels.Transformed(dgp.kernels.RBF(1.3), np.array([[0.9, -0.5, 0.2]]))
+    X = jnp.asarray(np.random.default_rng(0).normal(size=(40, 3)), float)
+    for variance in (0.3 * jnp.ones_like(X), 0.3 * jnp.eye(3) + 0.1 * X[:, :, None] * X[:, None]):
+        moments = lambda kernel, X, V=variance: (psi1(kernel, X, V, X[:7]), psi2(kernel, X, V, X[:7]))  # noqa: E731
+        compare(f"moments of a low-rank precision {variance.ndim}", moments, low_rank, X)
 
 
 # Programs: rounding is amplified by the condition of k(Z, Z) with its jitter or noise, here a few thousand at most.

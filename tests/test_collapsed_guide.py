@@ -287,6 +287,25 @@ def test_posteriors_of_hyperparameters_are_drawn(other):
     assert len(set(np.asarray(draws["noise"]).tolist())) == 5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("W", [np.array([[0.9, -0.5]]), np.array([[0.9, -0.5], [0.3, 1.1]])], ids=["rank one", "full"])
+def test_a_precision_matrix_in_closed_form(W):
+    """Of an RBF on the known and the latent column: the closed form is the quadrature."""
+
+    def one(X, y=None):
+        g = dgp.gp("g", k.Transformed(k.RBF(1.2), W), dgp.Points(Z2))
+        with numpyro.plate("data", len(X)):
+            x = dgp.latent("w", X, 1)
+            numpyro.sample("y", dgp.Likelihood(g(x), lambda v: dist.Normal(v, 0.3)), obs=y)
+
+    params = random_params(one, G.Collapsed(one), X, Y)
+    closed, nodes = (
+        dgp.ELBO().loss(jax.random.key(0), params, one, G.Collapsed(one, integrate=integrate), X, Y)
+        for integrate in (None, dgp.likelihoods.GaussHermite(40))
+    )
+    np.testing.assert_allclose(closed, nodes, rtol=1e-8)
+
+
 @pytest.mark.long
 def test_any_kernel_by_quadrature():
     def one(X, y=None):

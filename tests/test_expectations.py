@@ -19,6 +19,7 @@ rng = np.random.default_rng(0)
 N, M, D = 5, 4, 2
 LOC, Z = rng.normal(size=(N, D)), rng.normal(size=(M, D))
 VARIANCE = rng.uniform(0.05, 0.8, size=(N, D))
+W = np.array([[0.9, -0.5], [0.3, 1.1]])
 ROOTS = rng.normal(size=(N, D, D)) * 0.5
 FULL = ROOTS @ ROOTS.transpose(0, 2, 1) + 0.05 * np.eye(D)
 KERNELS = {
@@ -62,11 +63,15 @@ KERNELS |= {
     "multiples": k.Constant(2.0) * (k.Constant(0.5) * k.RBF(1.3, 0.9) * 0.7 + k.Linear(0.5)) + k.Constant(0.2),
     "columns of columns": 2.0 * (k.RBF(1.3, 0.9).on(1) + 0.3 * k.Linear(0.7)).on(1, 0),
     "a column twice": k.RBF(1.3, np.array([0.9, 1.5])).on(0, 0) + k.Linear(np.array([0.4, 0.7])).on(1, 1),
+    "a precision of rank one": k.Transformed(k.RBF(1.3), np.array([[0.9, -0.5]])),
+    "a full precision": 0.8 * k.Transformed(k.RBF(1.3, np.array([0.9, 1.5])), W) + 0.2,
+    "linear maps": k.Transformed(k.RBF(1.3) * k.Linear(np.array([0.3, 0.6])) + 0.4, W) + k.RBF(0.5, 0.9).on(1),
+    "a map of a map": k.Transformed(k.Transformed(k.RBF() + 0.1, W[:1]) * k.Linear(0.4).on(1), W).on(1, 0),
     "one's own": 0.5 * Bumps(0.9).on(1) * k.Linear(0.4) + Bumps(np.array([1.2, 0.8])),
 }
 
 # One kernel for each way to take the statistics.
-FEW = ["ARD", "Polynomial", "sum", "columns of columns", "one's own"]
+FEW = ["ARD", "Polynomial", "sum", "columns of columns", "linear maps", "one's own"]
 
 
 def quadrature(kernel, variance, size=90):
@@ -126,16 +131,59 @@ def test_terms_add_up_to_the_kernel(name):
 
     def evaluate(kernel):
         total = 0
-        for t, _ in terms(kernel, D, jnp.dtype("float64")):
-            difference = LOC[:, None] - Z
+        found, rows = terms(kernel, D, jnp.dtype("float64"))
+        rows = np.eye(D) if rows is None else rows
+        x, z = LOC @ rows.T, Z @ rows.T
+        for t, _ in found:
+            difference = x[:, None] - z
             value = jnp.exp(t.log_scale - 0.5 * (t.precision * difference**2).sum(-1))
             for form in t.forms:
-                value = value * ((LOC * form) @ Z.T)
+                value = value * ((x * form) @ z.T)
             total = total + value
         return total
 
     np.testing.assert_allclose(evaluate(KERNELS[name]), KERNELS[name](LOC, Z), rtol=1e-10)
     np.testing.assert_allclose(jax.jit(evaluate)(KERNELS[name]), KERNELS[name](LOC, Z), rtol=1e-10)
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["diagonal", "full"])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_a_precision_matrix_against_dense_algebra(rank, full):
+    """E k(h, z) = s^2 |I + Lambda V|^(-1/2) exp(-(z - m)' (I + Lambda V)^-1 Lambda (z - m) / 2), four columns."""
+    rng = np.random.default_rng(rank)
+    W, loc, z, root = (rng.normal(size=size) for size in [(rank, 4), (3, 4), (5, 4), (3, 4, 4)])
+    variance = root @ root.mT if full else np.diagonal(root @ root.mT, axis1=1, axis2=2)
+    kernel, precision = k.Transformed(k.RBF(1.3), W), W.T @ W
+    first, second = np.empty((3, 5)), np.zeros((5, 5))
+    for n in range(3):
+        V = variance[n] if full else np.diag(variance[n])
+
+        def mean(scale, tau, centre, V=V, m=loc[n]):
+            growth = np.eye(4) + tau * precision @ V
+            square = (centre - m) @ np.linalg.solve(growth, tau * precision) @ (centre - m)
+            return scale * np.exp(-0.5 * square) / np.sqrt(np.linalg.det(growth))
+
+        first[n] = [mean(1.3, 1.0, a) for a in z]
+        for i, a in enumerate(z):
+            for j, b in enumerate(z):  # two bumps are one of twice the precision, half-way between
+                second[i, j] += mean(1.3**2, 2.0, (a + b) / 2) * np.exp(-0.25 * (a - b) @ precision @ (a - b))
+    np.testing.assert_allclose(E.psi1(kernel, loc, variance, z), first, rtol=1e-10)
+    np.testing.assert_allclose(E.psi2(kernel, loc, variance, z), second, rtol=1e-10)
+    np.testing.assert_allclose(E.psi0(kernel, loc, variance), 1.3)
+
+
+def test_only_matrices_of_the_rank_are_factorised():
+    """A hundred columns, two rows: nothing in the program is as large as a covariance of the columns."""
+    rng = np.random.default_rng(0)
+    arrays = [jnp.asarray(rng.normal(size=size)) for size in [(2, 100), (3, 100), (4, 100)]]
+
+    def statistics(W, loc, z):
+        kernel, variance = k.Transformed(k.RBF(), W), jnp.ones_like(loc)
+        return E.psi1(kernel, loc, variance, z), E.psi2(kernel, loc, variance, z)
+
+    text = jax.jit(statistics).lower(*arrays).compile().as_text()
+    assert "100,100" not in text
+    assert "2,2" in text
 
 
 @pytest.mark.slow
@@ -231,6 +279,16 @@ def test_single_precision(x32, name):
             "closed form .* got Matern32: pass integrate=dgp.likelihoods.GaussHermite",
         ),
         (lambda: E.psi1(k.RBF() * k.Periodic(), LOC, VARIANCE, Z), "closed form .* got Periodic"),
+        (lambda: E.psi1(k.Transformed(k.RBF(), jnp.sin), LOC, VARIANCE, Z), "closed form .* got Transformed"),
+        (lambda: E.psi1(k.Transformed(k.Matern32(), W), LOC, VARIANCE, Z), "closed form .* got Matern32"),
+        (
+            lambda: E.psi1(k.Transformed(k.RBF(), W).on(0), LOC, VARIANCE, Z),
+            r"a matrix W of shape \(Q, 1\), got \(2, 2\)",
+        ),
+        (
+            lambda: E.psi1(k.Transformed(k.Categorical(3), W[:1]), LOC, VARIANCE, Z),
+            "of numbers behind a linear map, got",
+        ),
         (lambda: E.psi1(k.RBF().on(2), LOC, VARIANCE, Z), r"kernel.on\(2,\): expected at least 3 input columns"),
         (lambda: E.psi0(k.RBF(), LOC, VARIANCE[:, :1]), r"expected means of shape \(N, D\) with variances"),
         (lambda: E.psi0(k.RBF(), LOC, -VARIANCE), "expected variances of at least zero, got -0"),

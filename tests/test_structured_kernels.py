@@ -49,6 +49,13 @@ def varying(rho, places):
     return k
 
 
+ROWS = np.array([[0.9, -0.5], [0.3, 1.1]])
+
+
+def precision(W):
+    return lambda x, z: 1.3 * math.exp(-0.5 * (x - z) @ (W.T @ W) @ (x - z))
+
+
 def matern32(r):
     return (1 + math.sqrt(3) * r) * math.exp(-math.sqrt(3) * r)
 
@@ -137,6 +144,8 @@ TABLE = {
     "chordal": (K.Chordal(K.Matern32(1.0, 0.8), 2.0), chordal, earth),
     "great-circle": (K.GreatCircle(1.2, 1.5, 2.0), great_circle, earth),
     "transformed": (K.Transformed(K.RBF(1.0, 0.7), network, {"weights": WEIGHTS}), deep, plane),
+    "full-precision": (K.Transformed(K.RBF(1.3), ROWS), precision(ROWS), plane),
+    "low-rank-precision": (K.Transformed(K.RBF(1.3), ROWS[:1].tolist()), precision(ROWS[:1]), plane),
 }
 every = pytest.mark.parametrize("name", mostly_long(["gibbs", "spectral-mixture", "great-circle"], TABLE))
 
@@ -465,6 +474,16 @@ LABELS = np.hstack([X2[:, :1], 0.5 + np.zeros((4, 1))])
             lambda: K.Transformed(K.RBF(), K.RBF),
             r"expected a function from inputs \(..., N, D\) .*, got RBF: Trans",
         ),
+        (
+            lambda: K.Transformed(K.RBF(), np.ones(2)),
+            r"expected a matrix W of shape \(Q, D\), got \(2,\): one row per feature",
+        ),
+        (
+            lambda: K.Transformed(K.RBF(), ROWS + np.nan),
+            "Transformed: expected finite entries of the matrix W, got 4 NaN",
+        ),
+        (lambda: K.Transformed(K.RBF(), ROWS, ROWS), "expected no parameters beside a matrix W, got some"),
+        (lambda: K.Transformed(K.RBF(), ROWS)(L1, L1), r"a matrix W of shape \(Q, 1\), got \(2, 2\): one column"),
         (
             lambda: K.Transformed(K.RBF(), jnp.sum)(X2, X2),
             r"expected features of shape \(..., N, Q\) .* got \(\): of",

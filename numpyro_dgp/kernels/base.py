@@ -137,7 +137,7 @@ class Covariance:
         ``def tilts(self, dims): return RBF(self.variance, self.lengthscale).tilts(dims)``.
         """
         raise expected(
-            "a kernel with expectations in closed form (RBF, Linear, Polynomial, sums, products, .on(...))",
+            "a kernel with expectations in closed form (RBF, Linear, Polynomial, sums, products, .on(...), W x)",
             type(self).__name__,
             "pass integrate=dgp.likelihoods.GaussHermite(20) or MonteCarlo(1000, key), or define tilts(dims)",
         )

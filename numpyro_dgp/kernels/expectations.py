@@ -22,14 +22,19 @@ rest is the expectation of a product of linear forms of x. Products of two terms
 computation gives all statistics. Kernels of labels (:class:`~numpyro_dgp.kernels.Categorical`) are factors of terms,
 too: labels have no variance, so that they are numbers.
 
+**A linear map**, ``Transformed(kernel, W)``, puts the terms on coordinates :math:`s = A x` instead of the columns of x.
+All terms of a kernel share the rows A, the matrices W of its factors and unit vectors for columns that others look at.
+Only matrices of the size of s are factorised: with R rows, one datum costs O(D R^2 + R^3), and its covariances are
+never formed.
+
 Source: Chamberlin (2016), sections 2.5, 4.6 and 4.8; Chamberlin (2016), section 4.8, result 1, where natural
-parameters divide by the input covariance.
+parameters divide by the input covariance; Chamberlin (2016), section A.6.1, the shared rows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -42,8 +47,8 @@ from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.kernels import Kernel
 from numpyro_dgp.kernels.base import Factor
 from numpyro_dgp.kernels.terms import Term
+from numpyro_dgp.kernels.transformed import Transformed, linear_map
 from numpyro_dgp.math.linalg import matmul, safe_sqrt
-from numpyro_dgp.math.matrix_ops import DenseOperations, DiagonalOperations
 from numpyro_dgp.math.quadrature import GaussHermite, MonteCarlo, white_nodes
 from numpyro_dgp.math.row_blocks import each_row, sum_symmetric
 
@@ -86,30 +91,64 @@ class Summed(NamedTuple):
         return jnp.where((variances[np.array(columns, int)] == 0).all(), jnp.ones((), variances.dtype), jnp.nan)
 
 
-def terms(kernel: Kernel, dims: int, dtype: jnp.dtype) -> tuple[Summed, ...]:
-    """The terms of a kernel on inputs of ``dims`` columns, from the ``tilts`` of its factors.
+def terms(kernel: Kernel, dims: int, dtype: jnp.dtype) -> tuple[tuple[Summed, ...], Array | None]:
+    """The terms of a kernel on inputs of ``dims`` columns, from the ``tilts`` of its factors, and their coordinates.
+
+    Returns:
+        Terms of S coordinates, and the rows A (S, D) of these; ``None`` where they are the columns.
 
     Raises:
         ValueError: a factor without ``tilts`` that is no kernel of labels, or on columns that the inputs do not have.
 
     Example:
         >>> from numpyro_dgp.kernels import RBF, Linear
-        >>> len(terms(RBF() * (Linear().on(1) + 2.0), 2, jnp.dtype("float32")))
-        2
+        >>> found, rows = terms(RBF() * (Linear().on(1) + 2.0), 2, jnp.dtype("float32"))
+        >>> len(found), rows
+        (2, None)
     """
-    found: tuple[Summed, ...] = ()
-    for summand in kernel.cast(dtype).expanded():
+    summands = kernel.cast(dtype).expanded()
+    factors = [f for summand in summands for f in summand.factors if not f.kernel.of_labels]
+    maps = {f: found for f in factors if (found := _mapped(f, dims, dtype)) is not None}
+    # Coordinates: the columns, if any factor looks at them, then the rows of one map after the other.
+    size = 0 if maps and len(maps) == len(factors) else dims
+    rows, places = [jnp.eye(dims, dtype=dtype)[:size]], {}
+    for f, (_, of_map) in maps.items():
+        places[f], size = tuple(range(size, size + len(of_map))), size + len(of_map)
+        rows.append(of_map)
+
+    def of(factor: Factor) -> list[Term]:
+        if factor in maps:
+            return [term.on(places[factor], size) for term in maps[factor][0]]
+        columns = _columns_of(factor, dims)
+        return [term.on(columns, size) for term in factor.kernel.tilts(len(columns))]
+
+    summed: tuple[Summed, ...] = ()
+    for summand in summands:
         log_scale: Any = sum((jnp.log(scale) for scale in summand.scales), start=jnp.zeros((), dtype))  # log α
-        products: tuple[Term, ...] = (Term(log_scale, jnp.zeros(dims, dtype)),)
+        products: tuple[Term, ...] = (Term(log_scale, jnp.zeros(size, dtype)),)
         for factor in summand.factors:
-            columns = _columns_of(factor, dims)
             if not factor.kernel.of_labels:
-                tilts = [term.on(columns, dims) for term in factor.kernel.tilts(len(columns))]
                 # A product of sums of terms is a sum of products of terms.
-                products = tuple(a * b for a in products for b in tilts)
+                products = tuple(a * b for a in products for b in of(factor))
         labels = tuple(factor for factor in summand.factors if factor.kernel.of_labels)
-        found += tuple(Summed(term, labels) for term in products)
-    return found
+        summed += tuple(Summed(term, labels) for term in products)
+    return summed, jnp.concatenate(rows) if maps else None
+
+
+def _mapped(factor: Factor, dims: int, dtype: jnp.dtype) -> tuple[list[Term], Array] | None:
+    """The terms of a kernel behind a linear map, and the rows (S, D) of that map; ``None`` for other factors."""
+    columns = _columns_of(factor, dims)
+    if type(factor.kernel) is not Transformed or (W := linear_map(factor.kernel, len(columns))) is None:
+        return None
+    summed, inner = terms(factor.kernel.kernel, len(W), dtype)
+    if any(s.labels for s in summed):
+        raise expected(
+            "a kernel of numbers behind a linear map",
+            "one of labels",
+            "multiply the two: Transformed(RBF(), W).on(0, 1) * Categorical(3).on(2)",
+        )
+    rows = W if inner is None else matmul(inner, W)
+    return [s.term for s in summed], jnp.zeros((len(rows), dims), dtype).at[:, jnp.array(columns)].add(rows)
 
 
 def require_exact_labels(kernel: Kernel, dims: int, variance: Array) -> None:
@@ -137,43 +176,50 @@ def _columns_of(factor: Factor, dims: int) -> tuple[int, ...]:
     return columns
 
 
-def _tilt(loc: Array, variance: Array, precision: Array, centres: Array) -> tuple[Array, Array, Array]:
-    r"""The Gaussian N(loc, variance) times :math:`\exp(-\tfrac12 \sum_d \tau_d (x_d - z_d)^2)`, for all centres z.
+_Apply = Callable[[Array], Array]
+
+
+def _tilt(
+    loc: Array, variance: Array, rows: Array | None, precision: Array, centres: Array
+) -> tuple[Array, Array, _Apply]:
+    r"""The Gaussian N(loc, variance) of h times :math:`\exp(-\tfrac12 \sum_s \tau_s (a_s^\top h - c_s)^2)`, for all c.
+
+    The rows a_s of A are those of the unit matrix where ``rows`` is ``None``; c are rows of ``centres``.
 
     Returns:
-        Log of its mass (centres,), its means (centres, D), and its covariance (D,) or (D, D), which all centres share.
+        Log of its mass (centres,), its means (centres, D), and the product of vectors (..., D) with its covariance,
+        which all centres share.
     """
-    shift = centres - loc
-    if variance.ndim == 1:
-        growth = 1 + precision * variance  # 1 + τ V
-        # τ / (1 + τ V), V / (1 + τ V)
-        rate, covariance, log_det = precision / growth, variance / growth, jnp.log(growth).sum()
-        square = (rate * jnp.square(shift)).sum(-1)
-    else:
-        root = safe_sqrt(precision)
-        # L L' = I + T^1/2 V T^1/2 with T = diag(τ); no inverse of V or T, both of which may be singular
-        L = jnp.linalg.cholesky(jnp.eye(len(loc), dtype=loc.dtype) + root[:, None] * variance * root)
-        half = jax.scipy.linalg.solve_triangular(L, root[:, None] * variance, lower=True)
-        covariance = variance - matmul(half.T, half)  # (V^-1 + T)^-1 = V - V T^1/2 (L L')^-1 T^1/2 V
-        log_det = 2 * jnp.log(jnp.diagonal(L)).sum()  # log|I + T V|
-        # (z - m)' T^1/2 (L L')^-1 T^1/2 (z - m)
-        square = jnp.square(jax.scipy.linalg.solve_triangular(L, (root * shift).T, lower=True)).sum(0)
-    ops = DiagonalOperations if variance.ndim == 1 else DenseOperations
-    return -0.5 * (square + log_det), loc + ops.apply(covariance, precision * shift), covariance
+    if rows is None and variance.ndim == 1:
+        growth, shift = 1 + precision * variance, centres - loc  # 1 + τ V
+        covariance = variance / growth
+        log_mass = -0.5 * ((precision / growth * jnp.square(shift)).sum(-1) + jnp.log(growth).sum())
+        return log_mass, loc + covariance * precision * shift, lambda e: covariance * e
+    times: _Apply = (lambda e: e * variance) if variance.ndim == 1 else lambda e: matmul(e, variance)
+    root = safe_sqrt(precision)
+    # With T = diag(τ), L L' = I + T^1/2 A V A' T^1/2; no inverse of V or T, both of which may be singular
+    cross = root[:, None] * (variance if rows is None else times(rows))  # T^1/2 A V
+    outer = cross if rows is None else matmul(cross, rows.T)
+    L = jnp.linalg.cholesky(jnp.eye(len(root), dtype=loc.dtype) + outer * root)
+    half = jax.scipy.linalg.solve_triangular(L, cross, lower=True)
+    shift = centres - (loc if rows is None else matmul(rows, loc))
+    white = jax.scipy.linalg.solve_triangular(L, (root * shift).T, lower=True).T
+    log_det = 2 * jnp.log(jnp.diagonal(L)).sum()  # log|I + A' T A V|
+    # (c - A m)' T^1/2 (L L')^-1 T^1/2 (c - A m)
+    log_mass = -0.5 * (jnp.square(white).sum(-1) + log_det)
+    # (V^-1 + A' T A)^-1 = V - V A' T^1/2 (L L')^-1 T^1/2 A V
+    return log_mass, loc + matmul(white, half), lambda e: times(e) - matmul(matmul(e, half.T), half)
 
 
-def _moment(forms: Sequence[Array], mean: Array, covariance: Array) -> Array:
-    r""":math:`E[\prod_i e_i^\top x]` for x ~ N(mean, covariance), by Isserlis' recursion in the first form."""
+def _moment(forms: Sequence[Array], mean: Array, times: _Apply) -> Array:
+    r""":math:`E[\prod_i e_i^\top x]` for x ~ N(mean, V), V e = ``times(e)``, by Isserlis' recursion."""
     if not forms:
         return jnp.ones(mean.shape[:-1], mean.dtype)
     first, *rest = forms
     # E[prod_i e_i' x] = e_1' m E[prod_{i>1} e_i' x] + sum_{i>1} e_1' V e_i E[the others]
-    value = (first * mean).sum(-1) * _moment(rest, mean, covariance)
-    ops = DiagonalOperations if covariance.ndim == 1 else DenseOperations
+    value = (first * mean).sum(-1) * _moment(rest, mean, times)
     for i, other in enumerate(rest):
-        value = value + (first * ops.apply(covariance, other)).sum(-1) * _moment(
-            rest[:i] + rest[i + 1 :], mean, covariance
-        )
+        value = value + (first * times(other)).sum(-1) * _moment(rest[:i] + rest[i + 1 :], mean, times)
     return value
 
 
@@ -187,16 +233,25 @@ class Tilted:
     """
 
     def __init__(self, kernel: Kernel, dims: int, dtype: jnp.dtype) -> None:
-        self.terms = terms(kernel, dims, dtype)
+        self.terms, self.rows = terms(kernel, dims, dtype)
+
+    def _coordinates(self, Z: Array) -> Array:
+        """Of rows Z (M, D): (M, S)."""
+        return Z if self.rows is None else matmul(Z, self.rows.T)
+
+    def _form(self, e: Array) -> Array:
+        """A linear form e of the coordinates as one of h, A' e."""
+        return e if self.rows is None else matmul(e, self.rows)
 
     def diagonal(self, loc: Array, variance: Array) -> Array:
         r""":math:`\langle k(h, h) \rangle`, a number. At equal arguments all exponentials are one."""
-        unit = jnp.eye(len(loc), dtype=loc.dtype)
+        unit = jnp.eye(len(loc), dtype=loc.dtype) if self.rows is None else self.rows
+        times: _Apply = (lambda e: e * variance) if variance.ndim == 1 else lambda e: matmul(e, variance)
 
         def squares(pending: tuple[Array, ...], forms: list[Array]) -> Array:
             if not pending:
-                return _moment(forms, loc, variance)
-            # h' F_j h = sum_d F_jd h_d^2, one form after the other
+                return _moment(forms, loc, times)
+            # h' F_j h = sum_s F_js (a_s' h)^2, one form after the other
             each = jax.vmap(lambda e: squares(pending[1:], [*forms, e, e]))(unit)
             return (pending[0] * each).sum()
 
@@ -212,12 +267,12 @@ class Tilted:
             loc: mean of h.
             variance: of h.
         """
-        total = jnp.zeros(len(Z), loc.dtype)
+        total, C = jnp.zeros(len(Z), loc.dtype), self._coordinates(Z)
         for summed in self.terms:
             t = summed.term
-            log_mass, mean, covariance = _tilt(loc, variance, t.precision, Z)
-            forms = [*extra, *(a * Z for a in t.forms)]  # h' F_j z = (F_j z)' h
-            moment = jnp.exp(t.log_scale + log_mass) * _moment(forms, mean, covariance)
+            log_mass, mean, times = _tilt(loc, variance, self.rows, t.precision, C)
+            forms = [*extra, *(self._form(a * C) for a in t.forms)]  # (A h)' F_j A z = (A' F_j A z)' h
+            moment = jnp.exp(t.log_scale + log_mass) * _moment(forms, mean, times)
             total = total + (moment * summed.between(loc, variance, Z) if summed.labels else moment)
         return total
 
@@ -234,20 +289,21 @@ class Tilted:
             loc: mean of h.
             variance: of h.
         """
-        Z1, Z2 = (Z[index] for index in pairs)
-        total = jnp.zeros(len(Z1), loc.dtype)
+        C = self._coordinates(Z)
+        C1, C2 = (C[index] for index in pairs)
+        total = jnp.zeros(len(C1), loc.dtype)
         between = [s.between(loc, variance, Z) if s.labels else None for s in self.terms]
         for (s, _), of_s in zip(self.terms, between, strict=True):
             for (t, _), of_t in zip(self.terms, between, strict=True):
                 precision = s.precision + t.precision
                 # s (h - z)^2 + t (h - z')^2 = (s + t) (h - c)^2 + s t / (s + t) (z - z')^2,
-                # c = z' + s / (s + t) (z - z')
+                # c = z' + s / (s + t) (z - z'), in every coordinate
                 share = s.precision / jnp.where(precision > 0, precision, jnp.inf)
-                apart = (share * t.precision * jnp.square(Z1 - Z2)).sum(-1)
-                log_mass, mean, covariance = _tilt(loc, variance, precision, Z2 + share * (Z1 - Z2))
-                forms = [*extra, *(a * Z1 for a in s.forms), *(a * Z2 for a in t.forms)]
+                apart = (share * t.precision * jnp.square(C1 - C2)).sum(-1)
+                log_mass, mean, times = _tilt(loc, variance, self.rows, precision, C2 + share * (C1 - C2))
+                forms = [*extra, *(self._form(a * C1) for a in s.forms), *(self._form(a * C2) for a in t.forms)]
                 log_scale = s.log_scale + t.log_scale + log_mass - 0.5 * apart
-                moment = jnp.exp(log_scale) * _moment(forms, mean, covariance)
+                moment = jnp.exp(log_scale) * _moment(forms, mean, times)
                 moment = moment if of_s is None else moment * of_s[pairs[0]]
                 total = total + (moment if of_t is None else moment * of_t[pairs[1]])
         return total

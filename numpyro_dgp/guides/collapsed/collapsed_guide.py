@@ -88,7 +88,7 @@ class Collapsed(Guide):
         latent: rule for latents per datum; ``Normal()`` by default.
         other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.
         integrate: how expectations of kernels are taken: ``None`` for closed forms (RBF, Linear, Polynomial, Constant,
-            their sums and products), ``GaussHermite(n)`` or ``MonteCarlo(n, key)`` for any kernel.
+            those of a linear map, sums and products), ``GaussHermite(n)`` or ``MonteCarlo(n, key)`` for any kernel.
         sites: rules for single sites by name.
         prefix: part of the names of parameters.
         init_loc_fn: NumPyro init strategy for sites that are not function values.
