@@ -12,7 +12,6 @@ from numpyro_dgp.bounds.markov_layers import (
     MarkovLayer,
     markov_bound,
 )
-from numpyro_dgp.bounds.nested_compression import NestedLayer, nested_bound
 
 __all__ = [
     "Following",
@@ -22,14 +21,12 @@ __all__ = [
     "LowRankCovariance",
     "LowRankTransition",
     "MarkovLayer",
-    "NestedLayer",
     "Observations",
     "Quadratic",
     "follow",
     "from_features",
     "from_moments",
     "markov_bound",
-    "nested_bound",
     "predict",
     "upper_bound",
 ]

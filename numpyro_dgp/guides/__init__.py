@@ -2,6 +2,7 @@
 
 from numpyro_dgp._repr import public_dir
 from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
+from numpyro_dgp.guides.collapsed.nested import Nested
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.importance import Importance
 from numpyro_dgp.guides.presets import ImportanceWeighted, InducingPoint, MeanField
@@ -46,6 +47,7 @@ __all__ = [
     "MarkovInducing",
     "MeanField",
     "MixtureOfGaussians",
+    "Nested",
     "Normal",
     "OpperArchambeau",
     "Prior",
