@@ -229,7 +229,7 @@ def test_fit_and_predict(dtype):
     # At new rows, hidden values are those of the model given v, as under InducingPoint.
     same = dgp.Posterior(model, G.InducingPoint(model), result.params)
     np.testing.assert_array_equal(*(p.sample(jax.random.key(3), x[:4]) for p in (posterior, same)))
-    tree = dgp.diagnostics.to_arviz(jax.random.key(4), posterior, x, y)
+    tree = posterior.to_arviz(jax.random.key(4), x, y)
     assert tree["posterior"]["h0"].shape[-2:] == (N, 2)
 
 

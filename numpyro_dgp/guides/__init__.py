@@ -2,6 +2,7 @@
 
 from numpyro_dgp._repr import public_dir
 from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
+from numpyro_dgp.guides.collapsed.markov import Markov
 from numpyro_dgp.guides.collapsed.nested import Nested
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.importance import Importance
@@ -44,6 +45,7 @@ __all__ = [
     "InducingPoint",
     "JointOutputs",
     "LowRank",
+    "Markov",
     "MarkovInducing",
     "MeanField",
     "MixtureOfGaussians",
