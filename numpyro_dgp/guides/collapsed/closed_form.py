@@ -114,10 +114,10 @@ class _AtZero(GuideHandler):
     """The rules of a guide where all inducing values are zero, so that a mean that is linear in them is its shift."""
 
     def replace(self, msg: Message, rule: Rule | None) -> None:
+        prior: Any = unwrap(msg["fn"])
         super().replace(msg, rule)
         if record_of(msg).kind == "inducing":
-            fn: Any = unwrap(msg["fn"])
-            msg["value"] = jnp.zeros(fn.event_shape, fn.loc.dtype)
+            msg["value"] = jnp.zeros(prior.event_shape, prior.dtype)
 
 
 class _Drawn(GuideHandler):
