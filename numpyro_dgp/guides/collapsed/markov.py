@@ -273,9 +273,9 @@ class _Layers:
         f, (N, P) = use.function, loc.shape
         if f.blocked or f.at_points(None) is None:
             raise expected(
-                f"layer {f.site!r} on dgp.Points, outside of plates",
-                type(f).__name__,
-                "at known inputs other layers have hidden values here; else use guides.InducingPoint()",
+                f"values of layer {f.site!r} on dgp.Points",
+                f"a {type(f).__name__}{' for each group' if f.blocked else ''}",
+                "the closed form is for values on points; guides.InducingPoint() takes others",
             )
         x, v = self._inputs(use, columns, target), self.inducing[f.site]
         D, dtype = x.loc.shape[-1], x.loc.dtype
