@@ -26,6 +26,7 @@ KERNELS = {"f": k.RBF(0.5, 0.9), "e": k.RBF(0.7, 1.2) + k.Linear(0.1), "g": k.RB
 rng = np.random.default_rng(4)
 INPUTS, TARGETS = jnp.array(rng.normal(size=(N, 1))), jnp.array(rng.normal(size=(N, 2)))
 WIDE = jnp.array(rng.normal(size=(M, 3)))
+BELOW = {"f": None, "e": "f", "g": "e"}
 SLOPE = jnp.array(0.5 * rng.normal(size=(3, P)))
 
 
@@ -56,7 +57,7 @@ def joint_gaussian(params, transitions, conditionals):
     at = {n: slice(start[n], start[n] + sizes[n]) for n in sizes}
     total = sum(sizes.values())
     mean, root = np.zeros((N, total)), np.zeros((N, total, total))
-    for name, below in (("f", None), ("e", "f"), ("g", "e")):
+    for name, below in BELOW.items():
         mean[:, at[name]] = params[f"{name}_auto_loc"].reshape(-1)
         root[:, at[name], at[name]] = np.linalg.cholesky(conditionals[name])
         if below:
@@ -80,7 +81,7 @@ def by_quadrature(params, transitions, conditionals):
     x, y = np.asarray(INPUTS), np.asarray(TARGETS)
     white, log_weights = (np.asarray(a) for a in white_nodes(dgp.likelihoods.GaussHermite(24), P, jnp.float64))
     w, total = np.exp(log_weights), 0.0
-    for name, below in (("f", None), ("e", "f"), ("g", "e")):
+    for name, below in BELOW.items():
         beta = 0.9 if name == "e" else 1.0
         m, W = mean[0, at[name]], conditionals[name]
         total -= beta * dense.kl(m, W, np.zeros(len(m)), np.eye(len(m)))
@@ -140,7 +141,7 @@ CASES = {
     "dense": ({}, {}),
     "one Gaussian over all outputs": ({"e": G.MarkovInducing(conditional=G.FullJoint())}, {}),
     "low rank": (
-        {"e": G.MarkovInducing(rank=2, conditional=G.LowRank(1)), "g": G.MarkovInducing("f", conditional=G.Diagonal())},
+        {"e": G.MarkovInducing(rank=2, conditional=G.LowRank(1)), "g": G.MarkovInducing("e", conditional=G.Diagonal())},
         {"m": G.GivenInducing(2)},
     ),
 }
