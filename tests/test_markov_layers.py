@@ -196,16 +196,14 @@ def test_minibatches():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-def test_fit_and_predict_in_closed_form(dtype):
-    guide, x, y = G.Markov(three), X.astype(dtype), Y.astype(dtype)
+def test_fit_and_predict_in_closed_form():
+    guide = G.Markov(three)
     natural = dgp.optim.NaturalGradient(guide, 0.1, optax.adam(0.01))
-    result = SVI(three, guide, natural, dgp.ELBO()).run(jax.random.key(0), 20, x, y, progress_bar=False)
+    result = SVI(three, guide, natural, dgp.ELBO()).run(jax.random.key(0), 20, X, Y, progress_bar=False)
     assert result.losses[-1] < result.losses[0]
-    assert {value.dtype for value in result.params.values()} == {jnp.dtype(dtype)}
     drawn = G.InducingPoint(three, inducing=G.MarkovInducing(), hidden=G.GivenInducing("free"))
     posteriors = (dgp.Posterior(three, each, result.params).using(num_samples=3) for each in (guide, drawn))
-    np.testing.assert_array_equal(*(p.sample(jax.random.key(1), x[:4]) for p in posteriors))
+    np.testing.assert_array_equal(*(p.sample(jax.random.key(1), X[:4]) for p in posteriors))
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def dense_factors(params):
     return found
 
 
-@pytest.mark.smoke
+@pytest.mark.slow
 def test_against_quadrature():
     model = partial(program, 2)
     guide = G.Nested(model)
@@ -229,7 +229,7 @@ def test_fit_and_predict(dtype):
     # At new rows, hidden values are those of the model given v, as under InducingPoint.
     same = dgp.Posterior(model, G.InducingPoint(model), result.params)
     np.testing.assert_array_equal(*(p.sample(jax.random.key(3), x[:4]) for p in (posterior, same)))
-    tree = posterior.to_arviz(jax.random.key(4), x, y)
+    tree = dgp.diagnostics.to_arviz(posterior, jax.random.key(4), x, y, num_samples=10)
     assert tree["posterior"]["h0"].shape[-2:] == (N, 2)
 
 
