@@ -78,9 +78,8 @@ def main() -> None:
         case = {"set": name, "layers": arguments.layers, "width": arguments.width}
         key = case | {"num_inducing": arguments.num_inducing} | {"hyperparameters": hyperparameters, "guide": guide}
         impossible = {"JointOutputs": arguments.width == 1}
-        impossible["Markov, free"] = arguments.layers != 2 or name in CHOSEN
-        impossible |= {g: name == "labels" for g in GUIDES if g == "nested" or g.startswith("Collapsed")}
-        impossible["nested"] |= hyperparameters == "learned" or name == "branches"
+        gaussian = [g for g in GUIDES if g in ("nested", "Markov, free") or g.startswith("Collapsed")]
+        impossible |= {g: name == "labels" for g in gaussian}
         if impossible.get(guide) or any(key.items() <= r.items() for r in records()):
             continue
         p = problem(name, arguments.layers, arguments.width, arguments.data, arguments.num, arguments.num_inducing)

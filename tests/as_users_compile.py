@@ -202,6 +202,22 @@ def few_programs():
     check_bound("collapsed", model, dgp.guides.Collapsed(model), {}, X, y, slopes=False)
 
 
+def two_layers(X, y=None):
+    Z = jnp.linspace(-4.0, 4.0, 5)[:, None]
+    f = dgp.gp("f", dgp.kernels.RBF(1.0, 2.0), dgp.Points(Z), outputs=1, mean=dgp.means.IdentityMean())
+    g = dgp.gp("g", dgp.kernels.RBF(1.0, 1.5), dgp.Points(Z))
+    with numpyro.plate("data", len(X)):
+        h = numpyro.sample("h", f(X, noise=0.3))
+        numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.2)), obs=y)
+
+
+def closed_forms():
+    """Guides that hand a part of the bound to ``dgp.ELBO``."""
+    X, y = data(6)
+    for guide in (dgp.guides.Nested(two_layers), dgp.guides.Markov(two_layers)):
+        check_bound(type(guide).__name__, two_layers, guide, random_params(two_layers, guide, X, y), X, y)
+
+
 def many_programs():
     """One layer; inducing inputs are the inputs, equal to them or others, lengthscales known or learned."""
     K = dgp.kernels
@@ -283,7 +299,7 @@ def few_losses():
 PARTS = {
     "few": (few_kernels, few_programs, few_densities, few_losses),
     "kernels": (many_kernels,),
-    "programs": (many_programs,),
+    "programs": (many_programs, closed_forms),
     "random": (random_programs,),
 }
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Inducing values that follow those of the layer below: Markov dynamics, their bound, and its closed form."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,15 +15,7 @@ from sizes import tune
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as k
-from numpyro_dgp.bounds.markov_layers import (
-    Coupled,
-    HiddenLayer,
-    MarkovLayer,
-    Target,
-    expected_product,
-    expected_square,
-    markov_bound,
-)
+from numpyro_dgp.bounds.markov_layers import Coupled, Target, expected_product, expected_square
 from numpyro_dgp.functions.weights import FullBelief
 from numpyro_dgp.math.quadrature import white_nodes
 from numpyro_dgp.math.whitening import inverse_cholesky
@@ -304,7 +294,6 @@ def test_bad_rules(build, message):
         ({"g": G.MarkovInducing("k")}, r"expected below to be one of \['f'\].* come before 'g', got 'k'"),
         ({"g": G.MarkovInducing("g")}, r"expected below to be one of \['f'\].* come before 'g', got 'g'"),
         ({"f": G.MarkovInducing("g")}, r"expected a layer below 'f', got the first layer of \['f', 'g'\]"),
-        ({"f": G.MarkovInducing()}, r"expected a layer below 'f', got the first layer of \['f', 'g'\]"),
         ({"h": G.MarkovInducing("f")}, "expected site 'h' to be inducing values"),
     ],
 )
@@ -374,84 +363,34 @@ def test_expectations_against_draws():
         assert (abs(found - values.mean(0)) < 4 * values.std(0) / np.sqrt(len(values))).all()
 
 
-def closed_form(p, outputs=2):
-    """The two layers of ``two`` with the parameters of its guide."""
-    A = dict(kernel=k.RBF(0.5, 0.9), Z=Z, noise=PROCESS, mean=X * jnp.ones(outputs))
-    hidden = HiddenLayer(
-        loc=p["f_auto_loc"],
-        scale_tril=jnp.tril(p["f_auto_scale_tril"]),
-        weights=p["h_auto_weights"],
-        shift=p["h_auto_shift"],
-        scale=p["h_auto_scale"],
-        **A,
-    )
-    U = p["g_auto_transition"].reshape(1, 8, outputs, 8)
-    root = jnp.tril(p["g_auto_scale_tril"])[None]
-    last = MarkovLayer(k.RBF(1.1, 0.9), jnp.tile(Z, outputs), U, p["g_auto_loc"][None], root, NOISE)
-    return markov_bound(hidden, last, X, Y[:, None])
-
-
 @pytest.mark.long
-def test_closed_form_of_the_bound():
-    """Against the sampled bound of the same program and guide, and with several outputs at once."""
-    guide = guide_of(RULES["dense"])
-    params = moved(two, guide, X, Y)
-    draws = draws_of_bound(dgp.ELBO(), params, two, guide, X, Y, num=6000)
-    value = jax.jit(closed_form)(params)
+@pytest.mark.parametrize("name", list(RULES))
+def test_closed_form_of_the_bound(name):
+    """The mean of the drawn bound of the same program and rules."""
+    guide, drawn = G.Markov(two, inducing=RULES[name]), guide_of(RULES[name])
+    params = moved(two, drawn, X, Y)
+    value = jax.jit(lambda p: bound(dgp.ELBO(), p, two, guide, X, Y))(params)
+    draws = draws_of_bound(dgp.ELBO(), params, two, drawn, X, Y, num=6000)
     assert abs(draws.mean() - value) < 3 * draws.std() / np.sqrt(len(draws))
-
-
-def some_layers(Q=1, kernel=k.RBF(1.1, 0.9)):
-    rng = np.random.default_rng(5)
-    normal = lambda *shape: jnp.array(0.3 * rng.normal(size=shape))  # noqa: E731
-    root = jnp.tril(normal(2, 8, 8)) + 0.5 * jnp.eye(8)
-    hidden = HiddenLayer(
-        k.RBF(0.5, 0.9), Z, normal(2, 8), root, normal(30, 2, 8), normal(30, 2), jnp.exp(normal(30, 2)), PROCESS
-    )
-    roots = jnp.tril(normal(Q, 8, 8)) + 0.5 * jnp.eye(8)
-    return hidden, MarkovLayer(kernel, jnp.tile(Z, 2), normal(Q, 8, 2, 8), normal(Q, 8), roots, NOISE)
-
-
-@pytest.mark.long
-def test_outputs_add_up():
-    """What the hidden layer costs counts once, whatever the number of outputs."""
-    hidden, last = some_layers(3)
-    y = jnp.stack([Y, Y**2, jnp.cos(Y)], 1)
-
-    def of(*q):
-        q = jnp.array(q)
-        layer = MarkovLayer(last.kernel, last.Z, last.transition[q], last.loc[q], last.scale_tril[q], NOISE)
-        return jax.jit(markov_bound)(hidden, layer, X, y[:, q])
-
-    np.testing.assert_allclose(of(0) + of(1, 2), of(0, 1) + of(2), rtol=1e-10)
-    np.testing.assert_allclose(of(0) + of(0, 1, 2), of(0, 1) + of(0, 2), rtol=1e-10)
 
 
 @pytest.mark.long
 def test_blocks_of_data(monkeypatch):
-    hidden, last = some_layers()
-    value, slope = jax.jit(jax.value_and_grad(markov_bound, 1))(hidden, last, X, Y[:, None])
+    guide = G.Markov(two)
+    params = moved(two, guide, X, Y)
+    of = lambda p: bound(dgp.ELBO(), p, two, guide, X, Y)  # noqa: E731
+    value, slope = jax.jit(jax.value_and_grad(of))(params)
     tune(monkeypatch, cells=700)
-    again, same = jax.jit(jax.value_and_grad(markov_bound, 1))(hidden, last, X, Y[:, None])
+    again, same = jax.jit(jax.value_and_grad(of))(params)
     np.testing.assert_allclose(again, value, rtol=1e-10)
-    np.testing.assert_allclose(same.transition, slope.transition, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(same["g_auto_transition"], slope["g_auto_transition"], rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.long
 def test_closed_form_in_single_precision():
-    wide = some_layers()
-    narrow = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), wide)
-    value = jax.jit(markov_bound)(*narrow, jnp.asarray(X, jnp.float32), jnp.asarray(Y[:, None], jnp.float32))
-    assert value.dtype == jnp.float32
-    np.testing.assert_allclose(value, jax.jit(markov_bound)(*wide, X, Y[:, None]), rtol=1e-3)
-
-
-@pytest.mark.slow
-def test_bad_layers():
-    hidden, last = some_layers()
-    with pytest.raises(ValueError, match=r"markov_bound: expected y of shape \(30, 1\), got \(30,\)"):
-        markov_bound(hidden, last, X, Y)
-    with pytest.raises(ValueError, match=r"expected last.transition of shape \(2, 8, 2, 8\), got \(1, 8, 2, 8\)"):
-        markov_bound(hidden, dataclasses.replace(some_layers(2)[1], transition=last.transition), X, Y[:, None])
-    with pytest.raises(ValueError, match="expected a kernel with expectations in closed form"):
-        markov_bound(*some_layers(kernel=k.Matern52()), X, Y[:, None])
+    guide = G.Markov(two)
+    params = moved(two, guide, X, Y)
+    x, y, points = (jnp.asarray(a, jnp.float32) for a in (X, Y, Z))
+    narrow = lambda X, y=None: two(X, y, points=points)  # noqa: E731
+    single = bound(dgp.ELBO(), {n: v.astype(jnp.float32) for n, v in params.items()}, narrow, G.Markov(narrow), x, y)
+    np.testing.assert_allclose(single, bound(dgp.ELBO(), params, two, guide, X, Y), rtol=1e-3)

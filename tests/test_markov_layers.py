@@ -1,7 +1,6 @@
-"""Markov dynamics across layers in closed form: one covariance for all outputs, thin couplings, three layers."""
+"""The closed form of Markov inducing values against quadrature, with thin couplings and joint outputs."""
 
-import dataclasses
-
+import dense
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,188 +8,215 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 from programs import X, Y, Z, agree, bound, draws_of_bound, random_params
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as k
-from numpyro_dgp.bounds import (
-    HiddenLayer,
-    InnerMarkovLayer,
-    JointCovariance,
-    LowRankCovariance,
-    LowRankTransition,
-    MarkovLayer,
-    markov_bound,
-)
 from numpyro_dgp.functions.weights import InducingPrior
 from numpyro_dgp.guides.rules.joint_inducing import JointInducing
+from numpyro_dgp.math.quadrature import white_nodes
 
 N, M, P = 4, 3, 2
 POINTS = jnp.linspace(-1, 1, M)[:, None]
+NOISE, SCALE = {"h": 0.4, "m": 0.5, "y": 0.3}, 0.7
+KERNELS = {"f": k.RBF(0.5, 0.9), "e": k.RBF(0.7, 1.2) + k.Linear(0.1), "g": k.RBF(1.1, 0.9)}
 rng = np.random.default_rng(4)
+INPUTS, TARGETS = jnp.array(rng.normal(size=(N, 1))), jnp.array(rng.normal(size=(N, 2)))
+WIDE = jnp.array(rng.normal(size=(M, 3)))
+BELOW = {"f": None, "e": "f", "g": "e"}
+SLOPE = jnp.array(0.5 * rng.normal(size=(3, P)))
 
 
 def normal(*shape, scale=0.4):
     return jnp.asarray(scale * rng.normal(size=shape))
 
 
-def roots(*batch, size):
-    return jnp.tril(normal(*batch, size, size)) + 0.5 * jnp.eye(size)
+def beside(X, y=None, batch=None):
+    """Three layers, data beside the hidden values, a linear mean, affine observations, a row without y, a scale."""
+    keep = jnp.arange(len(X)) != 1
+    f = dgp.gp("f", KERNELS["f"], dgp.Points(POINTS), outputs=P, mean=dgp.means.LinearMean(jnp.ones((1, P))))
+    with handlers.scale(scale=0.9):
+        e = dgp.gp("e", KERNELS["e"], dgp.Points(WIDE), outputs=P, mean=dgp.means.LinearMean(SLOPE, 0.1))
+    g = dgp.gp("g", KERNELS["g"], dgp.Points(WIDE), outputs=2)
+    with numpyro.plate("data", len(X), subsample_size=batch) as i, handlers.scale(scale=SCALE):
+        h = numpyro.sample("h", f(X[i], noise=NOISE["h"]))
+        m = numpyro.sample("m", e(jnp.concatenate([X[i], h], -1), noise=NOISE["m"]))
+        conditional = lambda v: dist.Normal(0.8 * v + 0.1, NOISE["y"]).to_event(1)  # noqa: E731
+        with handlers.mask(mask=keep[i]):
+            values = g(jnp.concatenate([X[i], m], -1))
+            numpyro.sample("y", dgp.Likelihood(values, conditional), obs=None if y is None else y[i])
 
 
-def layers(outputs=1, between=1, W=lambda P: roots(P, size=M)):
-    """The first layer, ``between`` inner ones and the last."""
-    hidden = HiddenLayer(
-        k.RBF(0.5, 0.9), POINTS, normal(P, M), roots(P, size=M), normal(N, P, M), normal(N, P),
-        jnp.exp(normal(N, P)), 0.4, normal(N, P),
-    )  # fmt: skip
-
-    def values(kernel, outputs, noise):
-        return MarkovLayer(
-            kernel, normal(M, P, scale=1.0), normal(outputs, M, P, M), normal(outputs, M), W(outputs), noise
-        )
-
-    inner = [
-        InnerMarkovLayer(
-            values(k.RBF(0.7, 1.2), P, 0.5), normal(N, P, M), normal(N, P), jnp.exp(normal(N, P)), normal(P, P)
-        )
-        for _ in range(between)
-    ]
-    return hidden, values(k.RBF(1.1, 0.9), outputs, 0.3), inner
-
-
-def dense_covariance(W, P):
-    """W (P M, P M) written out."""
-    if isinstance(W, JointCovariance):
-        return W.scale_tril @ W.scale_tril.T
-    if isinstance(W, LowRankCovariance):
-        D, F = jnp.diag(W.scale.reshape(-1)), W.factor.reshape(P * M, -1)
-        return D @ (jnp.eye(P * M) + F @ F.T) @ D
-    return jax.scipy.linalg.block_diag(*(W @ W.mT))
+def joint_gaussian(params, transitions, conditionals):
+    """Mean and covariance of (v_f, v_e, v_g, h, m) of every datum, from its definition by linear maps of noise."""
+    sizes = {"f": P * M, "e": P * M, "g": 2 * M, "h": P, "m": P}
+    start = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
+    at = {n: slice(start[n], start[n] + sizes[n]) for n in sizes}
+    total = sum(sizes.values())
+    mean, root = np.zeros((N, total)), np.zeros((N, total, total))
+    for name, below in BELOW.items():
+        mean[:, at[name]] = params[f"{name}_auto_loc"].reshape(-1)
+        root[:, at[name], at[name]] = np.linalg.cholesky(conditionals[name])
+        if below:
+            U = transitions[name]
+            mean[:, at[name]] += mean[:, at[below]] @ U.T
+            root[:, at[name]] += U @ root[:, at[below]]
+    for name, layer in (("h", "f"), ("m", "e")):
+        for p in range(P):
+            v, here = slice(start[layer] + p * M, start[layer] + (p + 1) * M), start[name] + p
+            T = params[f"{name}_auto_weights"][:, p]
+            T = T if T.shape[-1] == M else T @ params[f"{name}_auto_basis"][p]
+            mean[:, here] = params[f"{name}_auto_shift"][:, p] + (T * mean[:, v]).sum(1)
+            root[:, here] = np.einsum("nm,nmk->nk", T, root[:, v])
+            root[:, here, here] = params[f"{name}_auto_scale"][:, p]
+    return mean, root @ root.transpose(0, 2, 1), at
 
 
-def dense_transition(U):
-    return jnp.einsum("pmj,jqr->pmqr", U.left, U.right) if isinstance(U, LowRankTransition) else U
+def by_quadrature(params, transitions, conditionals):
+    """The bound with Gauss-Hermite nodes over hidden values, and everything else given them by dense conditioning."""
+    mean, C, at = joint_gaussian(params, transitions, conditionals)
+    x, y = np.asarray(INPUTS), np.asarray(TARGETS)
+    white, log_weights = (np.asarray(a) for a in white_nodes(dgp.likelihoods.GaussHermite(24), P, jnp.float64))
+    w, total = np.exp(log_weights), 0.0
+    for name, below in BELOW.items():
+        beta = 0.9 if name == "e" else 1.0
+        m, W = mean[0, at[name]], conditionals[name]
+        total -= beta * dense.kl(m, W, np.zeros(len(m)), np.eye(len(m)))
+        if below:
+            U = transitions[name]
+            total -= beta * 0.5 * np.trace(U @ C[0, at[below], at[below]] @ U.T)
+    L = {n: np.linalg.cholesky(np.asarray(KERNELS[n].gram(Z)) + 1e-10 * float(KERNELS[n].diag(Z).mean()) * np.eye(M))
+         for n, Z in (("f", POINTS), ("e", WIDE), ("g", WIDE))}  # fmt: skip
+    A = np.linalg.solve(L["f"], KERNELS["f"](POINTS, x)).T
+    c = np.asarray(KERNELS["f"].diag(x)) - (A**2).sum(1) + NOISE["h"] ** 2
+    for n in range(N):
+        for p in range(P):
+            form = np.zeros(mean.shape[1])
+            form[at["h"].start + p], form[p * M : (p + 1) * M] = 1.0, -A[n]
+            square = (form @ mean[n] - x[n, 0]) ** 2 + form @ C[n] @ form
+            own = params["h_auto_scale"][n, p] ** 2  # in square too
+            total -= SCALE * 0.5 * (square / c[n] - 1 + np.log(c[n] / own))
+            total += SCALE * 0.5 * np.log(2 * np.pi * np.e * params["m_auto_scale"][n, p] ** 2)
+        for layer, inputs, target in (("e", "h", "m"), ("g", "m", "y")):
+            if target == "y" and n == 1:
+                continue
+            V = C[n, at[inputs], at[inputs]]
+            z = mean[n, at[inputs]] + white @ np.linalg.cholesky(V).T
+            B = np.linalg.solve(V, C[n, at[inputs]]).T
+            given = mean[n] + (z - mean[n, at[inputs]]) @ B.T
+            left = C[n] - B @ V @ B.T
+            rows = np.hstack([np.tile(x[n], (len(z), 1)), z])
+            a = np.linalg.solve(L[layer], KERNELS[layer](WIDE, rows)).T
+            open_ = np.asarray(KERNELS[layer].diag(rows)) - (a**2).sum(1)
+            kappa, offset, noise = (0.8, 0.1, NOISE["y"]) if target == "y" else (1.0, 0.0, NOISE["m"])
+            for p in range(P):
+                v = slice(at[layer].start + p * M, at[layer].start + (p + 1) * M)
+                prior = rows @ np.asarray(SLOPE)[:, p] + 0.1 if layer == "e" else 0.0
+                form = np.zeros((len(z), mean.shape[1]))
+                form[:, v] = -kappa * a
+                centre = (form * given).sum(1) - kappa * prior - offset
+                if target == "m":
+                    form[:, at["m"].start + p] = 1.0
+                    centre = (form * given).sum(1) - prior
+                else:
+                    centre = centre + y[n, p]
+                square = centre**2 + np.einsum("sa,ab,sb->s", form, left, form) + kappa**2 * open_
+                total += SCALE * (-0.5 * w @ square / noise**2 - np.log(np.sqrt(2 * np.pi) * noise))
+    return total
 
 
-def sampled(hidden, last, inner, y, num=100_000):
-    """Draws of the bound: all inducing and hidden values drawn, and log densities of the program written out."""
+def block(roots):
+    return np.asarray(jax.scipy.linalg.block_diag(*(np.tril(R) @ np.tril(R).T for R in roots)))
 
-    def features(layer, h):
-        L = jnp.linalg.cholesky(layer.kernel.gram(layer.Z))
-        a = jnp.linalg.solve(L, layer.kernel(layer.Z, h)).T
-        return a, layer.kernel.diag(h) - (a**2).sum(1)
 
-    def gaussian(value, mean, C):
-        return dist.MultivariateNormal(mean, C).log_prob(value)
-
-    x = normal(N, 1, scale=1.0)
-
-    def draw(key):
-        key, a, b = jax.random.split(key, 3)
-        v = hidden.loc + jnp.einsum("pij,pj->pi", hidden.scale_tril, jax.random.normal(a, (P, M)))
-        total = dist.Normal().log_prob(v).sum()
-        total -= gaussian(v.reshape(-1), hidden.loc.reshape(-1), dense_covariance(hidden.scale_tril, P))
-        mean = hidden.shift + jnp.einsum("npm,pm->np", hidden.weights, v)
-        h = mean + hidden.scale * jax.random.normal(b, mean.shape)
-        A, open_ = features(hidden, x)
-        prior = dist.Normal(hidden.mean + A @ v.T, jnp.sqrt(open_ + hidden.noise**2)[:, None])
-        total += (prior.log_prob(h) - dist.Normal(mean, hidden.scale).log_prob(h)).sum()
-        for layer in (*inner, last):
-            key, a, b = jax.random.split(key, 3)
-            own = layer.values if layer is not last else last
-            Q = len(own.loc)
-            C = dense_covariance(own.scale_tril, Q)
-            loc = own.loc + jnp.einsum("pmqr,qr->pm", dense_transition(own.transition), v)
-            v = (loc.reshape(-1) + jnp.linalg.cholesky(C) @ jax.random.normal(a, (Q * M,))).reshape(Q, M)
-            total += dist.Normal().log_prob(v).sum() - gaussian(v.reshape(-1), loc.reshape(-1), C)
-            A, open_ = features(own, h)
-            f = A @ v.T
-            if layer is last:
-                t = y
-            else:
-                f = f + h @ layer.slope
-                mean = layer.shift + jnp.einsum("npm,pm->np", layer.weights, v)
-                t = mean + layer.scale * jax.random.normal(b, mean.shape)
-                total -= dist.Normal(mean, layer.scale).log_prob(t).sum()
-            total += dist.Normal(f, own.noise).log_prob(t).sum() - 0.5 * Q * open_.sum() / own.noise**2
-            h = t
-        return total
-
-    return x, jax.lax.map(jax.jit(draw), jax.random.split(jax.random.key(0), num), batch_size=2000)
+def low_rank(scale, factor):
+    inverse = np.linalg.inv(np.eye(M) + factor @ np.swapaxes(factor, 1, 2))
+    return np.asarray(jax.scipy.linalg.block_diag(*(scale[..., None] * inverse * scale[:, None])))
 
 
 CASES = {
-    "three layers": dict(outputs=1, between=1),
-    "four layers, two outputs": dict(outputs=2, between=2),
-    "one W for all outputs": dict(outputs=2, W=lambda P: JointCovariance(roots(size=P * M))),
-    "diagonal and low rank": dict(
-        outputs=2, W=lambda P: LowRankCovariance(0.5 + jnp.abs(normal(P, M)), normal(P, M, 2))
+    "dense": ({}, {}),
+    "one Gaussian over all outputs": ({"e": G.MarkovInducing(conditional=G.FullJoint())}, {}),
+    "low rank": (
+        {"e": G.MarkovInducing(rank=2, conditional=G.LowRank(1)), "g": G.MarkovInducing("e", conditional=G.Diagonal())},
+        {"m": G.GivenInducing(2)},
     ),
 }
 
 
+def case(name):
+    """A guide, its parameters, and the bound by quadrature."""
+    inducing, hidden = CASES[name]
+    guide = G.Markov(beside, sites=inducing | hidden)
+    params = random_params(beside, guide, INPUTS, TARGETS, scale=0.2)
+    for each in params:
+        if each.endswith(("_weights", "_shift", "_transition")):
+            params[each] = params[each] + 0.2 * jax.random.normal(jax.random.key(len(each)), params[each].shape)
+    p = {n: np.asarray(v) for n, v in params.items()}
+    transitions, conditionals = {}, {}
+    for n in "feg":
+        if f"{n}_auto_transition" in p:
+            U = p[f"{n}_auto_transition"].reshape(-1, p[f"{n}_auto_transition"].shape[-1])
+            transitions[n] = U @ p[f"{n}_auto_basis"] if f"{n}_auto_basis" in p else U
+        if f"{n}_auto_factor" in p:
+            conditionals[n] = low_rank(p[f"{n}_auto_scale"], p[f"{n}_auto_factor"])
+        elif f"{n}_auto_scale" in p:
+            conditionals[n] = np.diag(p[f"{n}_auto_scale"].reshape(-1) ** 2)
+        else:
+            R = p[f"{n}_auto_scale_tril"]
+            conditionals[n] = block(R if R.ndim == 3 else R[None])
+    return guide, params, by_quadrature(p, transitions, conditionals)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(CASES))
-@pytest.mark.long
-def test_against_draws_of_everything(name):
-    hidden, last, inner = layers(**CASES[name])
-    y = normal(N, len(last.loc), scale=1.0)
-    x, draws = sampled(hidden, last, inner, y)
-    value = jax.jit(markov_bound)(hidden, last, x, y, between=inner)
-    assert abs(draws.mean() - value) < 4 * draws.std() / np.sqrt(len(draws))
-    assert draws.std() / np.sqrt(len(draws)) < 0.05 * abs(value)
+def test_against_quadrature(name):
+    guide, params, reference = case(name)
+    value = jax.jit(lambda p: bound(dgp.ELBO(), p, beside, guide, INPUTS, TARGETS))(params)
+    np.testing.assert_allclose(value, reference, rtol=1e-8)
 
 
-@pytest.mark.long
-def test_thin_couplings_are_the_dense_ones():
-    """At full rank every U is a product of two thin matrices, and every W a diagonal and a matrix of low rank."""
-    hidden, last, _ = layers(outputs=2, between=0)
-    x, y, n = normal(N, 1), normal(N, 2), 2 * M
-    U = last.transition.reshape(n, P, M)
-    thin = LowRankTransition(jnp.eye(n).reshape(2, M, n), U)
-    R = jnp.eye(n) + 0.3 * normal(n, n) @ normal(n, n).T
-    scale = 0.6 * jnp.ones((2, M))
-    low_rank = LowRankCovariance(scale, R.reshape(2, M, n))
-    joint = JointCovariance(jnp.linalg.cholesky(dense_covariance(low_rank, 2)))
-    per_output = JointCovariance(jax.scipy.linalg.block_diag(*last.scale_tril))
-    of = jax.jit(lambda **parts: markov_bound(hidden, dataclasses.replace(last, **parts), x, y))
-    np.testing.assert_allclose(of(transition=thin), of(), rtol=1e-10)
-    np.testing.assert_allclose(of(scale_tril=per_output), of(), rtol=1e-10)
-    np.testing.assert_allclose(of(scale_tril=low_rank), of(scale_tril=joint), rtol=1e-10)
-    assert thin.shape == last.transition.shape
+def test_the_parameters_are_those_of_the_drawn_guide():
+    guides = G.Markov(beside), G.InducingPoint(beside, inducing=G.MarkovInducing(), hidden=G.GivenInducing("free"))
+    ours, drawn = (dgp.testing.parameter_shapes(guide, INPUTS, TARGETS) for guide in guides)
+    assert ours == drawn
+    assert ours["e_auto_transition"] == (P, M, P * M)
 
 
-@pytest.mark.long
-def test_inner_layers_without_mean_function_have_slope_zero():
-    hidden, last, inner = layers()
-    x, y = normal(N, 1), normal(N, 1)
-    without, zero = ([dataclasses.replace(inner[0], slope=slope)] for slope in (None, jnp.zeros((P, P))))
-    np.testing.assert_array_equal(*(markov_bound(hidden, last, x, y, between=each) for each in (without, zero)))
+@pytest.mark.slow
+def test_minibatches():
+    guide, params, _ = case("low rank")
+    whole = jax.jit(lambda p: bound(dgp.ELBO(), p, beside, guide, INPUTS, TARGETS))(params)
+    draws = draws_of_bound(dgp.ELBO(), params, beside, guide, INPUTS, TARGETS, 2, num=400)
+    assert agree(draws, np.full(2, whole))
+    assert len(np.unique(np.round(draws, 8))) == 6  # pairs of 4 rows: guide and model see the same ones
 
 
-@pytest.mark.long
-def test_single_precision():
-    wide = (*layers(2, 1, lambda P: JointCovariance(roots(size=P * M))), normal(N, 1), normal(N, 2))
-    narrow = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), wide)
-    of = jax.jit(lambda hidden, last, inner, x, y: markov_bound(hidden, last, x, y, between=inner))
-    assert of(*narrow).dtype == jnp.float32
-    np.testing.assert_allclose(of(*narrow), of(*wide), rtol=1e-4)
+@pytest.mark.slow
+def test_fit_and_predict_in_closed_form():
+    guide = G.Markov(three)
+    natural = dgp.optim.NaturalGradient(guide, 0.1, optax.adam(0.01))
+    result = SVI(three, guide, natural, dgp.ELBO()).run(jax.random.key(0), 20, X, Y, progress_bar=False)
+    assert result.losses[-1] < result.losses[0]
+    drawn = G.InducingPoint(three, inducing=G.MarkovInducing(), hidden=G.GivenInducing("free"))
+    posteriors = (dgp.Posterior(three, each, result.params).using(num_samples=3) for each in (guide, drawn))
+    np.testing.assert_array_equal(*(p.sample(jax.random.key(1), X[:4]) for p in posteriors))
 
 
-def test_bad_inner_layers():
-    hidden, last, inner = layers()
-    x, y = normal(N, 1), normal(N, 1)
-    wrong = dataclasses.replace(inner[0], weights=normal(N, M, P))
-    with pytest.raises(ValueError, match=r"expected between\[0\].weights of shape \(4, 2, 3\), got \(4, 3, 2\)"):
-        markov_bound(hidden, last, x, y, between=[wrong])
-    wrong = dataclasses.replace(last, scale_tril=JointCovariance(jnp.eye(4)))
-    with pytest.raises(ValueError, match=r"expected last.scale_tril of shape \(3, 3\), got \(4, 4\)"):
-        markov_bound(hidden, wrong, x, y, between=inner)
-    wrong = dataclasses.replace(last, transition=LowRankTransition(normal(1, M, 2), normal(2, P, 5)))
-    with pytest.raises(ValueError, match=r"expected last.transition of shape \(1, 3, 2, 3\), got \(1, 3, 2, 5\)"):
-        markov_bound(hidden, wrong, x, y, between=inner)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sites": {"m": G.GivenInducing()}}, "expected free weights or a rank for hidden layer 'm'"),
+        ({"hidden": G.Normal()}, r"expected a rule GivenInducing\(\) for hidden layer 'h'"),
+        ({"inducing": G.MixtureOfGaussians(2)}, "or a Gaussian, for the inducing values 'f'"),
+    ],
+)
+def test_bad_rules_of_the_closed_form(settings, message):
+    with pytest.raises(ValueError, match=f"Markov.*: .*{message}"):
+        SVI(three, G.Markov(three, **settings), optax.sgd(0.0), dgp.ELBO()).init(jax.random.key(0), X, Y)
 
 
 def three(X, y=None):

@@ -26,6 +26,7 @@ GUIDES = {
     "importance-weighted": (bayesian, lambda model: G.ImportanceWeighted(model, num_samples=3)),
     "mean-field": (bayesian, G.MeanField),
     "collapsed": (shallow, G.Collapsed),
+    "nested": (shallow, G.Nested),
     "global": (deep, lambda model: G.InducingPoint(model, inducing=G.GlobalInducing(5))),
     "markov": (deep, lambda model: G.InducingPoint(model, sites={"g": G.MarkovInducing()})),
 }

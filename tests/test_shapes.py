@@ -85,23 +85,14 @@ def optimum(Phi, b, c):
     return *data.optimum(), data.bound()
 
 
-def nested(Z, loc, scale_tril, Z2, loc2, scale_tril2, X, y):
-    layers = [B.NestedLayer(RBF, Z, loc, scale_tril, 0.3), B.NestedLayer(RBF, Z2, loc2, scale_tril2, 0.3)]
-    return B.nested_bound(layers, X, y)
-
-
-def markov(Z, loc, scale_tril, weights, shift, scale, Z2, transition, loc2, scale_tril2, X, y):
-    hidden = B.HiddenLayer(RBF, Z, loc, scale_tril, weights, shift, scale, 0.2)
-    return B.markov_bound(hidden, B.MarkovLayer(RBF, Z2, transition, loc2, scale_tril2, 0.3), X, y)
-
-
 def coupled(Z, whiten, loc, variance, mean, covariance, with_inputs, t, t_with_inputs, t_with_values):
     v, target = (
         markov_layers.Coupled(mean, covariance, with_inputs),
         markov_layers.Target(t, t_with_inputs, t_with_values),
     )
     where = RBF, Z, whiten, loc, variance, v
-    return markov_layers.expected_product(*where, target), markov_layers.expected_square(*where)
+    density = markov_layers.expected_density(*where, target, B.Observations(t, 0.3))
+    return markov_layers.expected_product(*where, target), markov_layers.expected_square(*where), density
 
 
 def step(pair_m, pair_L, by_m, by_L, size):
@@ -126,7 +117,6 @@ def psi(name):
 RBF = k.RBF(1.3, 0.9)
 TWO = (k.RBF(1.3, 0.9), k.Matern32(0.7, 1.1))
 LAYER = "Z: M D, whiten: M M, loc: P M, scale_tril: P M M"
-BELOW = "Z: M D, loc: P M, scale_tril: P M M"
 
 # What is called, the shapes of its arguments, and those of its results; "" is a number.
 TABLE = {
@@ -184,18 +174,11 @@ TABLE = {
         "Phi: M M, b: M, c: , features: N M, ratio: N",
         "M, M M, N M, N, N, ",
     ),
-    "nested_bound": (nested, f"{BELOW}, Z2: Q P, loc2: 1 Q, scale_tril2: 1 Q Q, X: N D, y: N 1", ""),
-    "markov_bound": (
-        markov,
-        f"{BELOW}, weights: N P M, shift: N P, scale: N P, "
-        "Z2: Q P, transition: 1 Q P M, loc2: 1 Q, scale_tril2: 1 Q Q, X: N D, y: N 1",
-        "",
-    ),
     "coupled expectations": (
         coupled,
         "Z: M D, whiten: M M, loc: N D, variance: N D, mean: M, covariance: M M, with_inputs: N M D, t: N, "
         "t_with_inputs: N D, t_with_values: N M",
-        "N, N",
+        "N, N, ",
     ),
     # model
     "f(x)": (at_inputs, f"x: N D, {LAYER}", "N P, N P, N P, N P"),

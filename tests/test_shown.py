@@ -49,6 +49,10 @@ SHOWN = [
         "ImportanceWeighted(model=toy, num_samples=5, inducing=Full(), latent=Normal(), other=Delta())",
     ),
     (
+        G.Nested(toy, inducing=G.Diagonal()),
+        "Nested(model=toy, inducing=Diagonal(), latent=Normal(), other=Delta())",
+    ),
+    (
         G.Collapsed(toy).on(X, X[:, 0]),
         "Collapsed(model=toy, hidden=Normal(), latent=Normal(), other=Delta())",
     ),

@@ -12,16 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import scipy.optimize
 from implementations.guide_programs import Problem, program
 from implementations.guide_scores import describe, score
-from jax.flatten_util import ravel_pytree
 from numpyro.infer import SVI
 
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G  # noqa: N812
-from numpyro_dgp.bounds.markov_layers import HiddenLayer, MarkovLayer, markov_bound
-from numpyro_dgp.bounds.nested_compression import NestedLayer, nested_bound
 from numpyro_dgp.math.whitening import inverse_cholesky
 from numpyro_dgp.optim import NaturalGradient, log_linear, minimize
 
@@ -32,7 +28,7 @@ GUIDES: dict[str, Callable[[Any], G.Guide]] = {
     "GivenInducing, free": lambda m: per_layer(m, G.GivenInducing("free")),
     "GivenInducing, rank 3": lambda m: per_layer(m, G.GivenInducing(3)),
     "JointOutputs": lambda m: per_layer(m, G.JointOutputs()),
-    "Markov, free": lambda m: markov(m, G.GivenInducing("free")),  # by its closed form
+    "Markov, free": G.Markov,  # by its closed form
     "Markov, free, drawn": lambda m: markov(m, G.GivenInducing("free")),
     "Markov, free, 16 draws": lambda m: markov(m, G.GivenInducing("free")),
     "GivenBelow": lambda m: per_layer(m, G.GivenBelow()),
@@ -42,7 +38,7 @@ GUIDES: dict[str, Callable[[Any], G.Guide]] = {
     "Collapsed, GivenInducing": lambda m: G.Collapsed(m, hidden=G.GivenInducing()),
     "Collapsed, marginal": lambda m: G.Collapsed(m, hidden_density="marginal"),
     "Collapsed, GivenInducing, marginal": lambda m: G.Collapsed(m, hidden=G.GivenInducing(), hidden_density="marginal"),
-    "nested": G.InducingPoint,  # its q(v), for predictions
+    "nested": G.Nested,
     "latent noise, VI": G.InducingPoint,
     "latent noise, IW 10": lambda m: G.ImportanceWeighted(m, num_samples=10),
 }
@@ -125,112 +121,23 @@ def by_steps(svi: SVI, p: Problem, states: Any, steps: int) -> list[dict[str, ja
     return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
 
 
-def by_quasi_newton(svi: SVI, p: Problem, num: int, steps: int) -> list[dict[str, jax.Array]]:
-    states = starts(svi, p, num)
-    params = [svi.get_params(jax.tree.map(lambda a, k=k: a[k], states)) for k in range(num)]
+def by_quasi_newton(svi: SVI, p: Problem, states: Any, steps: int) -> list[dict[str, jax.Array]]:
+    found = jax.vmap(svi.get_params)(states)
+    params = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
     run = partial(minimize, svi, jax.random.key(0), p.X, p.y, max_steps=steps, progress_bar=False)
     return [run(init_params=start).params for start in params]
 
 
-def tril(root: jax.Array) -> jax.Array:
-    """Triangular roots with a positive diagonal, from matrices of free numbers."""
-    return jnp.tril(root, -1) + jnp.exp(jnp.diagonal(root, axis1=-2, axis2=-1))[..., None] * jnp.eye(root.shape[-1])
-
-
-def lbfgs(slope: Callable[[jax.Array], tuple[jax.Array, jax.Array]], x: np.ndarray, steps: int) -> Any:
-    """Minimise a function of a vector that comes with its gradient."""
-    objective = lambda x: tuple(np.asarray(a, float) for a in slope(jnp.asarray(x)))  # noqa: E731
-    options = {"maxiter": steps, "maxfun": 2 * steps}
-    return scipy.optimize.minimize(objective, x, jac=True, method="L-BFGS-B", options=options)
-
-
-def fit_nested(p: Problem, fixed: dict[str, Any], num: int) -> list[dict[str, jax.Array]]:
-    """Nested variational compression by L-BFGS: parameters of q(v) in the names of ``InducingPoint``, and the bound."""
-    sizes = [(layer.outputs or 1, len(layer.Z)) for layer in p.layers]
-
-    def layers(free: Any) -> list[NestedLayer]:
-        built = []
-        for i, (layer, (loc, root)) in enumerate(zip(p.layers, free, strict=True)):
-            W = layer.mean.W if isinstance(layer.mean, dgp.means.LinearMean) else None
-            W = jnp.eye(layer.outputs) if isinstance(layer.mean, dgp.means.IdentityMean) else W
-            noise = fixed.get(f"process{i}", fixed["noise"])
-            built.append(NestedLayer(p.kernel(fixed, i), layer.Z, loc, tril(root), noise, W))
-        return built
-
-    def start(k: int) -> Any:
-        rng = np.random.default_rng(k)
-        scales = [0.01] * (len(sizes) - 1) + [1.0]
-        return [
-            ((k > 0) * 0.5 * rng.normal(size=size), np.tile(math.log(s) * np.eye(size[1]), (size[0], 1, 1)))
-            for size, s in zip(sizes, scales, strict=True)
-        ]
-
-    _, unravel = ravel_pytree(start(0))
-    loss = jax.jit(jax.value_and_grad(lambda x: -nested_bound(layers(unravel(x)), p.X, p.y[:, None])))
-    fits = []
-    for k in range(num):
-        x = np.asarray(ravel_pytree(start(k))[0])
-        found = lbfgs(loss, x, 1500)
-        params = {"bound": jnp.asarray(-found.fun)}
-        for i, layer in enumerate(layers(unravel(jnp.asarray(found.x)))):
-            scalar = p.layers[i].outputs is None
-            params[f"f{i}_auto_loc"] = layer.loc[0] if scalar else layer.loc
-            params[f"f{i}_auto_scale_tril"] = layer.scale_tril[0] if scalar else layer.scale_tril
-        fits.append(params)
-    return fits
-
-
-def fit_markov(p: Problem, fixed: dict[str, Any] | None, num: int) -> list[dict[str, Any]]:
-    """q(u | u below) and q(h | u) by L-BFGS: parameters in the names of the guide, the bound, and the bound without the
-    dependence of u on u, which the same optimiser reaches from the same start in as many steps."""
-    (first, last), width, N = p.layers, p.layers[0].outputs, len(p.X)
-    shape, priors = (width, len(first.Z)), {} if fixed else p.hyperparameters()
-
-    def values(free: Any) -> dict[str, Any]:
-        return fixed or {n: jnp.exp(free[n]) for n in priors}
-
-    def bound(free: Any) -> jax.Array:
-        h, v = values(free), (free["loc0"], tril(free["root0"]))
-        T, s = free["weights"], jnp.exp(free["scale"])
-        hidden = HiddenLayer(p.kernel(h, 0), first.Z, *v, T, free["shift"], s, h["process0"], first.mean(p.X))
-        U, W = free["transition"][None], tril(free["root1"])[None]
-        above = MarkovLayer(p.kernel(h, 1), last.Z, U, free["loc1"][None], W, h["noise"])
-        return markov_bound(hidden, above, p.X, p.y[:, None]) + sum(q.log_prob(h[n]).sum() for n, q in priors.items())
-
-    def start(k: int) -> dict[str, Any]:
-        rng, eye = np.random.default_rng(k), np.eye(shape[1])
-        T = jnp.broadcast_to(own_weights(p, 0, 3), (N, *shape)) if k == num - 1 else jnp.zeros((N, *shape))
-        shift = first.mean(p.X) + (k > 0) * 0.1 * rng.normal(size=(N, width))
-        free = {"loc0": (k > 0) * 0.5 * rng.normal(size=shape), "root0": np.tile(math.log(0.01) * eye, (width, 1, 1))}
-        free |= {"weights": T, "shift": shift, "scale": np.full((N, width), math.log(0.1))}
-        free |= {"transition": np.zeros((len(last.Z), *shape)), "loc1": np.zeros(len(last.Z)), "root1": 0 * eye}
-        medians = {n: jnp.median(q.sample(jax.random.key(0), (1000,)), 0) for n, q in priors.items()}
-        return free | {n: jnp.log(m) for n, m in medians.items()}
-
-    _, unravel = ravel_pytree(start(0))
-
-    def loss(x: jax.Array, coupled: jax.Array) -> jax.Array:
-        free = unravel(x)
-        return -bound(free | {"transition": coupled * free["transition"]})
-
-    slope = jax.jit(jax.value_and_grad(loss))
-
-    def run(x: Any, coupled: float) -> Any:
-        return lbfgs(lambda x: slope(x, coupled), x, 1000)
-
-    fits = []
-    for k in range(num):
-        x = run(np.asarray(ravel_pytree(start(k))[0]), 0.0).x
-        apart, found = run(x, 0.0), run(x, 1.0)
-        free = unravel(jnp.asarray(found.x))
-        params = {"f0_auto_loc": free["loc0"], "f0_auto_scale_tril": tril(free["root0"]), "f1_auto_loc": free["loc1"]}
-        params |= {f"{n}_auto_loc": v for n, v in values(free).items() if n in priors}
-        params["f1_auto_transition"] = free["transition"].reshape(len(last.Z), -1)
-        params["f1_auto_scale_tril"] = tril(free["root1"])
-        params |= {"h0_auto_weights": free["weights"], "h0_auto_shift": free["shift"]}
-        params["h0_auto_scale"] = jnp.exp(free["scale"])
-        fits.append(params | {"bound": -found.fun, "apart": -apart.fun})
-    return fits
+def fit_markov(
+    model: Callable[..., None], p: Problem, steps: int, num: int
+) -> tuple[list[dict[str, jax.Array]], list[dict[str, jax.Array]]]:
+    """q(u | u below) and q(h | u) by L-BFGS from the optimum without the dependence of u on u; and what the same
+    optimiser reaches from there without it, in as many steps."""
+    apart, coupled = (
+        SVI(model, guide, optax.sgd(0.0), dgp.ELBO()) for guide in (G.Markov(model, inducing=G.Full()), G.Markov(model))
+    )
+    begun = by_quasi_newton(apart, p, starts(apart, p, num), steps)
+    return tuple(by_quasi_newton(svi, p, begun_at(svi, p, begun), steps) for svi in (coupled, apart))
 
 
 def fit(p: Problem, name: str, fixed: dict[str, Any] | None, steps: int, num: int) -> dict[str, Any]:
@@ -238,18 +145,15 @@ def fit(p: Problem, name: str, fixed: dict[str, Any] | None, steps: int, num: in
     model = program(p, fixed, latent=name.startswith("latent"))
     guide = GUIDES[name](model)
     began, apart = time.perf_counter(), {}
-    if name == "nested":
-        params = fit_nested(p, fixed or {}, num)
-        bounds, errors = [float(q.pop("bound")) for q in params], [0.0] * num
-    elif name == "Markov, free":
-        params = fit_markov(p, fixed, num)
-        bounds, errors = [float(q.pop("bound")) for q in params], [0.0] * num
-        apart = {"apart": [float(q.pop("apart")) for q in params]}
-    elif name.startswith("Collapsed"):
+    if isinstance(guide, G.Collapsed | G.Markov | G.Nested):  # in closed form
         svi = SVI(model, guide, optax.sgd(0.0), dgp.ELBO())
-        params = by_quasi_newton(svi, p, num, steps)
-        bounds = [-float(svi.loss.loss(jax.random.key(0), q, model, guide, p.X, p.y)) for q in params]
-        errors = [0.0] * num
+        exact = lambda q, guide=guide: -float(svi.loss.loss(jax.random.key(0), q, model, guide, p.X, p.y))  # noqa: E731
+        if name == "Markov, free":
+            params, without = fit_markov(model, p, steps, num)
+            apart = {"apart": [exact(q, G.Markov(model, inducing=G.Full())) for q in without]}
+        else:
+            params = by_quasi_newton(svi, p, starts(svi, p, num), steps)
+        bounds, errors = [exact(q) for q in params], [0.0] * num
     else:
         last = steps // 4  # the size of natural steps is held, then falls
         gamma = optax.join_schedules([log_linear(1e-3, 0.1, 50), log_linear(0.1, 1e-3, last)], [steps - last])

@@ -3,33 +3,14 @@
 from numpyro_dgp._repr import public_dir
 from numpyro_dgp.bounds.collapsed import Observations, Quadratic, from_features, from_moments, predict, upper_bound
 from numpyro_dgp.bounds.given_inducing import Following, follow
-from numpyro_dgp.bounds.markov_layers import (
-    HiddenLayer,
-    InnerMarkovLayer,
-    JointCovariance,
-    LowRankCovariance,
-    LowRankTransition,
-    MarkovLayer,
-    markov_bound,
-)
-from numpyro_dgp.bounds.nested_compression import NestedLayer, nested_bound
 
 __all__ = [
     "Following",
-    "HiddenLayer",
-    "InnerMarkovLayer",
-    "JointCovariance",
-    "LowRankCovariance",
-    "LowRankTransition",
-    "MarkovLayer",
-    "NestedLayer",
     "Observations",
     "Quadratic",
     "follow",
     "from_features",
     "from_moments",
-    "markov_bound",
-    "nested_bound",
     "predict",
     "upper_bound",
 ]

@@ -191,10 +191,12 @@ class Quadratic(NamedTuple):
 
     def expected(self, loc: Array, scale_tril: Array) -> Array:
         """The expected log-likelihood under q(v)."""
-        # E[v' Φ v] = m' Φ m + tr R' Φ R
-        square = (loc * DenseOperations.apply(self.Phi, loc)).sum(-1) + (matmul(self.Phi, scale_tril) * scale_tril).sum(
-            (-2, -1)
-        )
+        return self.under(loc, times_transpose(scale_tril))
+
+    def under(self, loc: Array, covariance: Array) -> Array:
+        """The same with the covariance of q(v)."""
+        # E[v' Φ v] = m' Φ m + tr Φ Σ
+        square = (loc * DenseOperations.apply(self.Phi, loc)).sum(-1) + (self.Phi * covariance).sum((-2, -1))
         return self.c + (self.b * loc).sum(-1) - 0.5 * square
 
     def plus(self, other: Quadratic) -> Quadratic:

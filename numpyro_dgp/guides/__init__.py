@@ -2,6 +2,8 @@
 
 from numpyro_dgp._repr import public_dir
 from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
+from numpyro_dgp.guides.collapsed.markov import Markov
+from numpyro_dgp.guides.collapsed.nested import Nested
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.importance import Importance
 from numpyro_dgp.guides.presets import ImportanceWeighted, InducingPoint, MeanField
@@ -43,9 +45,11 @@ __all__ = [
     "InducingPoint",
     "JointOutputs",
     "LowRank",
+    "Markov",
     "MarkovInducing",
     "MeanField",
     "MixtureOfGaussians",
+    "Nested",
     "Normal",
     "OpperArchambeau",
     "Prior",

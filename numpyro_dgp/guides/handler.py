@@ -251,7 +251,7 @@ class GuideHandler(Messenger):
             is_inner=lambda: name in self.program.inner,
             initial=lambda: self.initial[name],
             data=lambda: self._data(msg),
-            below=lambda: self.found[self.below[name][0]],
+            below=lambda: self.found[self.below[name][0]] if name in self.below else None,
             at_rows=lambda *run: self._at_rows(name, fn, *run),
             require_sound=self.require_sound,
         )

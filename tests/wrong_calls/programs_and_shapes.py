@@ -354,6 +354,8 @@ WRONG = [
         "keyword argument 'inducing'",
         TypeError,
     ),
+    Wrong("guide: Nested, hidden", lambda: G.Nested(shallow, hidden=G.Normal()), "argument 'hidden'", TypeError),
+    Wrong("guide: Markov, typo", lambda: G.Markov(shallow, rank=2), "keyword argument 'rank'", TypeError),
     Wrong("guide: Collapsed, typo", lambda: G.Collapsed(shallow, integrat=1), "keyword argument 'integrat'", TypeError),
     Wrong("guide: key", lambda: G.InducingPoint(shallow).sample_posterior(0, {}, X), "PRNG key, got 0"),
     Wrong("guide: median", lambda: G.InducingPoint(shallow).median({}), "expected the arguments of the model"),

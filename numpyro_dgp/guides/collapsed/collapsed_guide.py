@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
@@ -22,16 +23,13 @@ from numpyro_dgp.analysis.observations_apart import require_observations_apart
 from numpyro_dgp.analysis.program import inspect_program
 from numpyro_dgp.analysis.sites import Message, is_row_by_row, site_kind, unwrap
 from numpyro_dgp.functions.function_values import follows
-from numpyro_dgp.functions.weights import Belief, StandardNormal
+from numpyro_dgp.functions.weights import Belief
+from numpyro_dgp.guides.collapsed.at_means import run_at_means
 from numpyro_dgp.guides.collapsed.following_layers import FollowedLayer, closed_form, followed_layers
 from numpyro_dgp.guides.collapsed.gaussian_uses import (
     Gaussian,
     Use,
-    arrays_of,
-    input_columns,
-    moved_by,
     optimal_belief,
-    uses_of,
     with_conditional_variance,
 )
 from numpyro_dgp.guides.guide import INIT, Guide
@@ -189,34 +187,8 @@ class Collapsed(Guide):
             self.model(*args, **kwargs)
         known, values = _posteriors(guide_sites)
         values |= companion
-        # The program at v = 0 and at the means t of Gaussian values; everything else at its draw.
-        with hidden, handlers.trace() as sites, handlers.seed(rng_seed=key), handlers.substitute(data=values):
-            self.model(*args, **kwargs)
-        params = {name: site["value"] for name, site in sites.items() if site["type"] == "param"}
-
-        def run(changed: dict[str, Array]) -> dict[str, Message]:
-            data = handlers.substitute(data={**params, **values, **changed})
-            with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=key), data:
-                self.model(*args, **kwargs)
-            return sites
-
-        def program(gaussian: dict[str, Array]) -> tuple[dict[str, Array], Any]:
-            return _dependencies(run(gaussian), known, set(gaussian))
-
-        def layers(inducing: dict[str, Array]) -> dict[str, Any]:
-            return {name: use.leaves() for name, use in uses_of(run(inducing), known).items()}
-
-        inducing = {n: values[n] for n, s in sites.items() if s["type"] == "sample" and site_kind(s) == "inducing"}
-        # (Phi, b, c) of one layer must not move with the v of another: E[log p] would not be quadratic.
-        if moved := moved_by(layers, inducing):
-            raise expected(
-                "inducing inputs, kernels and noise that do not depend on integrated inducing values",
-                f"such ones for the layer at {moved[0]!r}",
-                "make its inducing inputs constants or a numpyro.param, or use guides.InducingPoint()",
-            )
-        gaussian = {n: g.loc for n, g in known.items() if is_row_by_row(guide_sites[n]["fn"])}
-        columns = input_columns(program, gaussian)
-        uses = uses_of(sites, known)
+        program = partial(self.model, *args, **kwargs)
+        sites, uses, columns, _ = run_at_means(program, key, guide_sites, known, values)
         if self.hidden_density == "marginal":
             uses = with_conditional_variance(uses, columns, sites)
         return self._optimum(sites, known, uses, columns, guide_sites)
@@ -325,19 +297,3 @@ def _posteriors(guide_sites: dict[str, Message]) -> tuple[dict[str, Gaussian], d
             known[name] = Gaussian(value, jnp.zeros_like(value))
         values[name] = jnp.zeros_like(value) if kind == "inducing" else value
     return known, values
-
-
-def _dependencies(
-    sites: dict[str, Message], known: dict[str, Gaussian], gaussian: set[str]
-) -> tuple[dict[str, Array], Any]:
-    """The inputs of every layer, and all other arrays that the bound depends on."""
-    uses = uses_of(sites, known)
-    rest: list[Any] = [use.leaves() for use in uses.values()]
-    for name, site in sites.items():
-        if site["type"] == "sample" and name not in uses:
-            latent = isinstance(unwrap(site["fn"]), StandardNormal)  # its inputs do not enter its density
-            rest.append([] if latent else arrays_of(site["fn"]))
-            rest.append([] if name in gaussian else arrays_of(site["value"]))
-        elif name in uses and site["is_observed"]:
-            rest.append([uses[name].target, uses[name].target_variance])
-    return {name: use.inputs for name, use in uses.items()}, rest

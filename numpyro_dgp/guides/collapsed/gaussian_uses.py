@@ -302,10 +302,11 @@ class Use:
 
 
 def _gaussian_inputs(f: Any) -> ValueError:
-    return ValueError(
-        f"Collapsed: expected known inputs of layer {f.site!r}, a {type(f).__name__}, got Gaussian ones: closed forms "
-        "are for values on dgp.Points, not for slopes, sums, groups in a plate and other representations; use "
-        "guides.InducingPoint()"
+    return expected(
+        f"known inputs of layer {f.site!r}, a {type(f).__name__}",
+        "Gaussian ones",
+        "closed forms are for values on dgp.Points, not for slopes, sums, groups in a plate and other representations; "
+        "use guides.InducingPoint()",
     )
 
 

@@ -152,13 +152,14 @@ class MarkovInducing(Rule):
 
     .. math:: q(v_p \mid v^-) = N(U_p \operatorname{vec}(v^-) + t_p,\; \Omega_p)
 
-    Every output depends on all outputs of the layer below. U starts at zero, where q(v) is ``conditional`` alone.
+    Every output depends on all outputs of the layer below. U starts at zero, where q(v) is ``conditional`` alone, as it
+    is in the first layer of a program.
 
     Under ``dgp.ELBO`` the values :math:`v^-` are drawn, once for all data, and :math:`v` is integrated out given the
     draw, with the divergence of :math:`q(v \mid v^-)` in closed form. Values that no other layer depends on are
     integrated out.
     The draw makes gradients noisier than those of independent layers: take several, ``ELBO(num_particles=...)``.
-    :func:`~numpyro_dgp.bounds.markov_bound` computes the bound in closed form.
+    Under :class:`~numpyro_dgp.guides.Markov` nothing is drawn: the bound is in closed form.
 
     Args:
         below: the site of :math:`v^-`; by default that of the inducing values before this one in the program.
@@ -170,7 +171,7 @@ class MarkovInducing(Rule):
 
     Raises:
         ValueError: a rank that is not a positive integer, another rule as conditional, a site that does not hold
-            inducing values, or one without a layer below, or with ``below`` not before it in the program.
+            inducing values, or ``below`` not before it in the program.
 
     Example:
         >>> import jax, optax
@@ -200,8 +201,10 @@ class MarkovInducing(Rule):
         r"""Of t and :math:`\Omega`: the Gaussian given the layer below."""
         return self.conditional.gaussian
 
-    def follows(self, name: str, order: tuple[str, ...]) -> str:
+    def follows(self, name: str, order: tuple[str, ...]) -> str | None:
         before = order[: order.index(name)]
+        if self.below is None and not before:
+            return None
         expect(before, f"a layer below {name!r}", f"the first layer of {list(order)}", "give it guides.Full()")
         below = before[-1] if self.below is None else self.below
         expect(
@@ -215,7 +218,10 @@ class MarkovInducing(Rule):
     def __call__(self, site: SiteContext) -> Belief | JointInducing:
         require_site(InducingPrior, self, site, "inducing values")
         q: Any = self.conditional(site)
-        return q.around(q.loc + self._transition(site, q.loc, site.below().reshape(-1)))  # N(U vec(v-) + t, Omega)
+        below = site.below()
+        if below is None:  # of the first layer
+            return q
+        return q.around(q.loc + self._transition(site, q.loc, below.reshape(-1)))  # N(U vec(v-) + t, Omega)
 
     def _transition(self, site: SiteContext, loc: Array, below: Array) -> Array:
         """U vec(v⁻), of the shape of ``loc``."""

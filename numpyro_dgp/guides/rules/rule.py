@@ -43,7 +43,8 @@ class SiteContext:
         is_inner: whether it holds the inducing values of an inner layer.
         initial: gives the initial value of the site, over all data.
         data: gives the inputs and observations in the plates of the site, as columns, for the rows of the minibatch.
-        below: gives the draw of the inducing values of the layer below, for rules that define ``follows``.
+        below: gives the draw of the inducing values of the layer below, for rules that define ``follows``; ``None``
+            where they name no site.
         at_rows: gives the values of the layer's function wherever the program calls it, in a run at other rows, for
             rules that set ``follows_layers``. It takes the name of the argument that holds the inputs (``None`` for the
             first), a function from these inputs to other rows, and one from the message of a latent to its value there.
@@ -73,7 +74,7 @@ class SiteContext:
     is_inner: Callable[[], bool]
     initial: Callable[[], Array]
     data: Callable[[], Array]
-    below: Callable[[], Array]
+    below: Callable[[], Array | None]
     at_rows: Callable[[str | None, Callable[[Array], Array], Callable[[dict[str, Any]], Array]], list[Any]]
     require_sound: Callable[[], None]
 

@@ -52,21 +52,28 @@ class ConditionalValues(FunctionValues):
         belief_variance: variances that the belief adds, or ``None``.
         gap: variance of the gap under the belief, or ``None``.
         event_dim: 1 for vector-valued functions, 0 for scalar ones.
+        weights: T, shape (P, N, M), or ``None`` where they are not kept.
     """
 
-    pytree_data_fields = ("gap",)
+    pytree_data_fields = ("gap", "weights")
 
     def __init__(
-        self, loc: Array, conditional_variance: Array, belief_variance: Array | None, gap: Array | None, event_dim: int
+        self,
+        loc: Array,
+        conditional_variance: Array,
+        belief_variance: Array | None,
+        gap: Array | None,
+        event_dim: int,
+        weights: Array | None = None,
     ) -> None:
-        self.gap = gap
+        self.gap, self.weights = gap, weights
         super().__init__(loc, conditional_variance, belief_variance, event_dim)
 
     def expand(self, batch_shape: Any) -> ConditionalValues:
         shape = (*batch_shape, *self.event_shape)
         arrays = (self.loc, self.conditional_variance, self.belief_variance, self.gap)
         loc, variance, belief_variance, gap = (None if a is None else jnp.broadcast_to(a, shape) for a in arrays)
-        return ConditionalValues(loc, variance, belief_variance, gap, self.event_dim)  # type: ignore[arg-type]
+        return ConditionalValues(loc, variance, belief_variance, gap, self.event_dim, self.weights)  # type: ignore[arg-type]
 
 
 class CorrelatedOutputs(Values):
@@ -202,7 +209,7 @@ class GivenInducing(Rule):
         )
         if self.weights == "model":
             variance = jnp.square(scale) * fn.conditional_variance  # Omega c
-            return ConditionalValues(fn.loc + shift, variance, fn.belief_variance, None, event_dim)
+            return ConditionalValues(fn.loc + shift, variance, fn.belief_variance, None, event_dim, T)
         return given_inducing(fn, T, shift, jnp.square(scale))
 
 
@@ -214,7 +221,7 @@ def given_inducing(fn: Any, T: Array, shift: Array, variance: Array) -> Conditio
     if feature_variance is not None:
         # T Sigma T' of the draw, (T - a) Sigma (T - a)' of the gap
         belief_variance, gap = _unrows(feature_variance(T), fn), _unrows(feature_variance(T - A), fn)
-    return ConditionalValues(loc, variance, belief_variance, gap, fn.event_dim)
+    return ConditionalValues(loc, variance, belief_variance, gap, fn.event_dim, T)
 
 
 @dataclasses.dataclass(frozen=True)
