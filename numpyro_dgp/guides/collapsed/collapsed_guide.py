@@ -22,6 +22,7 @@ from numpyro_dgp.analysis.observations_apart import require_observations_apart
 from numpyro_dgp.analysis.program import inspect_program
 from numpyro_dgp.analysis.sites import Message, is_row_by_row, site_kind, unwrap
 from numpyro_dgp.functions.function_values import follows
+from numpyro_dgp.functions.site_distribution import declared
 from numpyro_dgp.functions.weights import Belief, StandardNormal
 from numpyro_dgp.guides.collapsed.following_layers import FollowedLayer, closed_form, followed_layers
 from numpyro_dgp.guides.collapsed.gaussian_uses import (
@@ -29,6 +30,7 @@ from numpyro_dgp.guides.collapsed.gaussian_uses import (
     Use,
     arrays_of,
     input_columns,
+    is_projected,
     moved_by,
     optimal_belief,
     uses_of,
@@ -38,9 +40,10 @@ from numpyro_dgp.guides.guide import INIT, Guide
 from numpyro_dgp.guides.handler import GuideConfig, GuideHandler
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
 from numpyro_dgp.guides.rules.by_kind import Other, Rules
-from numpyro_dgp.guides.rules.model_conditional import Prior
+from numpyro_dgp.guides.rules.model_conditional import Prior, Propagate
 from numpyro_dgp.guides.rules.pointwise import Normal
 from numpyro_dgp.guides.rules.rule import Rule
+from numpyro_dgp.guides.rules.structured import LinearValues
 from numpyro_dgp.kernels.expectations import Integrate
 
 __all__ = ["Collapsed"]
@@ -183,15 +186,30 @@ class Collapsed(Guide):
         """Run the other rules and the model on data and maximise over every q(v)."""
         key = numpyro.prng_key()
         hidden = handlers.block(hide_fn=lambda msg: msg["type"] != "param")
-        seeded, rules = handlers.seed(rng_seed=key), GuideHandler(self.config, args, kwargs, companion)
+        seeded, rules = handlers.seed(rng_seed=key), _Rules(self.config, args, kwargs, companion)
         checked = require(ALL_ROWS, WHOLE_DATA)
         with hidden, handlers.trace() as guide_sites, seeded, rules, checked:
             self.model(*args, **kwargs)
         known, values = _posteriors(guide_sites)
         values |= companion
-        # The program at v = 0 and at the means t of Gaussian values; everything else at its draw.
-        with hidden, handlers.trace() as sites, handlers.seed(rng_seed=key), handlers.substitute(data=values):
+
+        def mean(msg: Message) -> Array | None:
+            """Of Gaussian values that depend on others."""
+            if msg["type"] != "sample" or msg["name"] not in guide_sites:
+                return None
+            fn, q = (unwrap(of["fn"]) for of in (msg, guide_sites[msg["name"]]))
+            if isinstance(q, LinearValues):
+                return q.mean_at(fn.inputs)  # type: ignore[attr-defined]  # G E[x] + t
+            return fn.loc if is_projected(fn) else None  # type: ignore[attr-defined]  # m(x) + E[A] x
+
+        # The program at v = 0 and at the means of Gaussian values; everything else at its draw.
+        given = handlers.substitute(data=values), handlers.substitute(substitute_fn=mean)
+        with hidden, handlers.trace() as sites, handlers.seed(rng_seed=key), given[1], given[0]:
             self.model(*args, **kwargs)
+        for name in _projections(guide_sites).values():
+            known[name] = Gaussian(*(getattr(unwrap(sites[name]["fn"]), what) for what in ("loc", "variance")))
+        values |= {name: sites[name]["value"] for name in known}
+        known = {name: g._replace(loc=values[name]) for name, g in known.items()}
         params = {name: site["value"] for name, site in sites.items() if site["type"] == "param"}
 
         def run(changed: dict[str, Array]) -> dict[str, Message]:
@@ -255,12 +273,22 @@ class Collapsed(Guide):
                 # H[q(h_n)] = log(2 pi e Omega_n) / 2; E[log N(h; f, s^2)] is in the quadratic of v.
                 entropy = 0.5 * jnp.log(2 * jnp.pi * jnp.e * use.target_variance)
                 bound = bound + (use.weights * entropy).sum()
-        drawn = {n: s["value"] for n, s in guide_sites.items() if s["type"] == "sample" and n not in beliefs | followed}
+        # Sites with a posterior that does not depend on draws are drawn anew.
+        anew = {*beliefs, *known, *_projections(guide_sites)}
+        drawn = {n: s["value"] for n, s in guide_sites.items() if s["type"] == "sample" and n not in anew}
         kinds = {n: record_of(guide_sites[n]).kind for n in drawn}
         return _Solution(beliefs, followed, bound, tuple(done), drawn, kinds)
 
 
-class _Optimal(GuideHandler):
+class _Rules(GuideHandler):
+    """The rules of a guide; values of a projection follow its matrix."""
+
+    def replace(self, msg: Message, rule: Rule | None) -> None:
+        follows_matrix = is_projected(msg["fn"]) and msg["name"] not in self.config.sites
+        super().replace(msg, Propagate() if follows_matrix else rule)
+
+
+class _Optimal(_Rules):
     """Gives inducing sites their optimal q(v), and all other sites the values that it was computed from."""
 
     def __init__(
@@ -299,12 +327,21 @@ def _require_resolved(bound: Array) -> None:
 
 def _posteriors(guide_sites: dict[str, Message]) -> tuple[dict[str, Gaussian], dict[str, Any]]:
     """Gaussian posteriors of hidden layers and latents, and a value for every latent site: means where Gaussian."""
-    known, values = {}, {}
+    known, values, matrices = {}, {}, _projections(guide_sites)
     for name, site in guide_sites.items():
-        if site["type"] != "sample":
+        if site["type"] != "sample" or is_projected(site["fn"]):
             continue
         fn, record, value = unwrap(site["fn"]), record_of(site), site["value"]
         kind = record.kind
+        if name in matrices:
+            expect(
+                isinstance(fn, Belief),
+                f"a Gaussian rule for the matrix of projection {name!r}",
+                type(fn).__name__ if record.is_variational else "none",
+                f"sites={{{name!r}: dgp.guides.Full()}}, or dgp.guides.Diagonal() for many columns",
+            )
+            values[name] = fn
+            continue
         expect(
             kind != "inducing" or not record.is_variational,
             "no rule for inducing values",
@@ -320,11 +357,35 @@ def _posteriors(guide_sites: dict[str, Message]) -> tuple[dict[str, Gaussian], d
         if kind in ("hidden", "latent") and is_row_by_row(fn):
             loc = jnp.broadcast_to(fn.loc, value.shape)
             known[name] = Gaussian(loc, jnp.broadcast_to(fn.variance, value.shape))
+            if isinstance(fn, LinearValues):  # its mean depends on values before it
+                known[name] = known[name]._replace(slopes=fn.slopes)
+                continue
             value = loc
         elif kind == "hidden":
             known[name] = Gaussian(value, jnp.zeros_like(value))
         values[name] = jnp.zeros_like(value) if kind == "inducing" else value
     return known, values
+
+
+def _projections(guide_sites: dict[str, Message]) -> dict[str, str]:
+    """The sites of the matrices of projections, and of their values.
+
+    Raises:
+        ValueError: several values of one projection, which are correlated.
+    """
+    found: dict[str, str] = {}
+    for name, site in guide_sites.items():
+        if site["type"] != "sample" or not is_projected(site["fn"]):
+            continue
+        matrix: Any = declared(unwrap(site["fn"])).layer
+        expect(
+            matrix not in found,
+            f"one site of values of the projection {matrix!r}",
+            f"{found.get(matrix)!r} and {name!r}",
+            "the two are correlated; use guides.InducingPoint(), which draws them",
+        )
+        found[matrix] = name
+    return found
 
 
 def _dependencies(

@@ -292,8 +292,7 @@ class JointOutputs(Rule):
         fn, function = require_hidden(self, site)
         expect(fn.event_dim == 1, f"several outputs at {site.name!r}", "a scalar function", "use GivenInducing()")
         P = fn.event_shape[0]
-        A = _by_output(function, function.features(_rows(fn)))
-        T = _weights(self.weights, site, fn, (P,)).reshape(-1, P, P, A.shape[-1])  # T[n, p, q]: from v_q to h_np
+        T = _weights(self.weights, site, fn, (P,)).reshape(-1, P, P, function.size)  # T[n, p, q]: from v_q to h_np
         shift = site.param("shift", site.initial, event_dim=1)
         tril = site.param(
             "scale_tril",
@@ -301,16 +300,16 @@ class JointOutputs(Rule):
             event_dim=2,
             constraint=row_scaled_tril,
         )
-        return joint_outputs(fn, T, A, shift, jnp.tril(tril))
+        return joint_outputs(fn, T, shift, jnp.tril(tril))
 
 
-def joint_outputs(fn: Any, T: Array, A: Array, shift: Array, scale_tril: Array) -> CorrelatedOutputs:
-    """q(h | v) with weights T (N, P, P, M) of all inducing values, for the model's distribution ``fn`` of h and its
-    features A (P, N, M)."""
+def joint_outputs(fn: Any, T: Array, shift: Array, scale_tril: Array) -> CorrelatedOutputs:
+    """q(h | v) with weights T (N, P, P, M) of all inducing values, for the model's distribution ``fn`` of h."""
     v, P = fn.function.v, T.shape[1]
     loc = shift + _unrows(einsum("npqm,qm->np", T, v.loc), fn)  # T vec(m) + t
     belief_covariance = gap = None
     if not v.known:
+        A = _by_output(fn.function, fn.function.features(_rows(fn)))
         # T - a, with a[n, p, q] = 0 for p != q
         between = T - jnp.eye(P, dtype=A.dtype)[:, :, None] * jnp.moveaxis(A, 1, 0)[:, None]
         # sum_q T_q Sigma_q T_q' (N, P, P), because outputs of v are independent
