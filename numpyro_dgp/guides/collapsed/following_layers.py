@@ -154,7 +154,7 @@ def closed_form(name: str, rule: Rule) -> Rule:
     kind = type(rule).__name__
     if rule.weights != type(rule)().weights:
         raise expected(
-            f"{kind}() without weights of its own for {name!r}",
+            f"{kind}() with its default weights for {name!r}",
             repr(rule.weights),
             f"{kind}() finds the best ones; for others use guides.InducingPoint(model, sites=...)",
         )
