@@ -214,6 +214,29 @@ def many_programs():
             check_predictions(name, dgp.Posterior(model, collapsed.on(X, y), params), X[:10], y[:10])
 
 
+def dependent_programs():
+    """Collapsed bounds: a projection, values given it, and two outputs that follow their inducing values together."""
+    X, y = data(4)
+    R, Z = dgp.kernels.RBF, X[::2]
+
+    def program(X, y=None):
+        A = dgp.projection("A", 1, 1)
+        f = dgp.gp("f", R(0.5, 0.8), dgp.Points(Z), outputs=1)
+        g = dgp.gp("g", R(0.5, 0.8), dgp.Points(Z), outputs=2)
+        last = dgp.gp("last", R(1.1, 0.9), dgp.Points(jnp.hstack([Z] * 4)))
+        with numpyro.plate("data", len(X)):
+            z = numpyro.sample("z", A(X))
+            h = numpyro.sample("h", f(z, noise=0.3))
+            h2 = numpyro.sample("h2", g(h, noise=0.3))
+            x = jnp.concatenate([z, h, h2], -1)
+            numpyro.sample("y", dgp.Likelihood(last(x), lambda v: dist.Normal(v, 0.2)), obs=y)
+
+    G = dgp.guides
+    guide = G.Collapsed(program, sites={"A": G.Full(), "h": G.GivenBelow(), "h2": G.JointOutputs()})
+    params = random_params(program, guide, X, y)
+    check_bound("dependent", program, guide, params, X, y)
+
+
 def random_programs():
     """Losses, densities and predictions of random programs, with inducing inputs that are rows of X where they fit."""
     from program_checks import Case, random_case
@@ -251,7 +274,7 @@ def few_densities():
 PARTS = {
     "few": (few_kernels, few_programs, few_densities),
     "kernels": (many_kernels,),
-    "programs": (many_programs,),
+    "programs": (many_programs, dependent_programs),
     "random": (random_programs,),
 }
 if __name__ == "__main__":

@@ -72,7 +72,15 @@ class Collapsed(Guide):
 
     ``hidden=GivenInducing()`` gives hidden layers :math:`q(h_n \mid v) = N(T_n v + t_n, \Omega_n)` with the weights T
     at their optimum too, and :math:`\Omega` at most the variance of the process noise: as many parameters, and the
-    larger bound.
+    larger bound. ``JointOutputs()`` is the same with a dense :math:`\Omega_n` (P, P) and one q(v) for all outputs of a
+    layer together, which the layer above sees through the whole covariance of :math:`h_n`; its start ``scale`` is
+    relative to the process noise. ``GivenBelow()`` is
+    :math:`q(h_{np} \mid x_n) = N(G_{np}^\top x_n + t_{np}, \Omega_{np})` with parameters G. The optimal q(v) then
+    has :math:`\langle h\, a(x) \rangle` in place of :math:`\langle h \rangle \langle a(x) \rangle`. Where the inputs x
+    are data it is ``Normal()``, with more parameters.
+
+    Values of a ``dgp.projection`` of the data are Gaussian inputs too, under a Gaussian q of its matrix with parameters,
+    ``sites={"A": Full()}`` or ``Diagonal()``.
 
     Like the likelihood, a hidden layer enters by :math:`E[\log N(h; f(x), s^2)]` and not by the larger
     :math:`\log p(h \mid v, x)` that other guides use. Where the process has variance given its inducing values, the
@@ -85,22 +93,24 @@ class Collapsed(Guide):
 
     Args:
         model: the program.
-        hidden: rule for hidden values, ``Normal()`` (default), ``Delta()`` or ``GivenInducing()``.
+        hidden: rule for hidden values, ``Normal()`` (default), ``Delta()``, ``GivenBelow()``, ``GivenInducing()`` or
+            ``JointOutputs()``; of the last two with their default weights.
         hidden_density: how hidden layers at known inputs enter: ``"bound"`` (default), or ``"marginal"`` for
             :math:`\log p(h \mid v, x)`.
         latent: rule for latents per datum; ``Normal()`` by default.
         other: rule for hyperparameters, ``Delta()`` (default) or ``Normal()``, or a NumPyro autoguide class.
         integrate: how expectations of kernels are taken: ``None`` for closed forms (RBF, Linear, Polynomial, Constant,
             their sums and products), ``GaussHermite(n)`` or ``MonteCarlo(n, key)`` for any kernel.
-        sites: rules for single sites by name.
+        sites: rules for single sites by name, among them that for the matrix of a projection.
         prefix: part of the names of parameters.
         init_loc_fn: NumPyro init strategy for sites that are not function values.
 
     Raises:
         ValueError: a rule for hidden values without a closed form; when called, predictions without data, or a program
             outside this class: minibatches, another likelihood, mixed outputs, a hidden layer without process noise,
-            ``GivenInducing()`` for a function that is used twice, inputs computed from Gaussian values, or a layer that
-            depends on the inducing values of another, ``dgp.Points(f(Z).loc)``.
+            ``GivenInducing()`` for a function that is used twice, inputs computed from Gaussian values, a projection of
+            such values, without a rule for its matrix or used twice, or a layer that depends on the inducing values of
+            another, ``dgp.Points(f(Z).loc)``.
 
     Example:
         >>> import jax, numpyro, optax, numpyro_dgp as dgp
@@ -112,7 +122,8 @@ class Collapsed(Guide):
         >>> print(f"{loss:.2f} {collapsed:.2f}")
         -18.30 -18.30
 
-    Source: Titsias (2009), Titsias and Lawrence (2010); Chamberlin (2016), sections 2.5 and 4.3.
+    Source: Titsias (2009), Titsias and Lawrence (2010); Chamberlin (2016), sections 2.5, 4.3, 4.4 and 4.6; for
+    projections Titsias and Lazaro-Gredilla (2013).
     """
 
     defaults = Rules(inducing=Prior(), hidden=Normal())

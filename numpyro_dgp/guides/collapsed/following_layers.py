@@ -5,6 +5,10 @@ The latter changes nothing in how q(v) enters: h and x are jointly Gaussian, and
 quadratic in v with :math:`\langle h\, a(x) \rangle` in place of :math:`\langle h \rangle \langle a(x) \rangle`. The
 entropy is that of h given x. Values of one datum that depend on the same inputs are correlated, and expectations of the
 layer above are taken with their covariance.
+
+Source: Chamberlin (2016), sections 4.3, 4.4 and 4.6. Section 4.6.3 has :math:`\langle a \rangle \langle a \rangle^\top`
+where :math:`\langle a a^\top \rangle` belongs, and takes the values of one datum as independent in the layer above, which
+gives no bound where several of them depend on one input.
 """
 
 from __future__ import annotations

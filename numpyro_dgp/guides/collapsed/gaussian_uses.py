@@ -355,7 +355,7 @@ def uses_of(sites: dict[str, Message], known: dict[str, Gaussian]) -> dict[str, 
             is_dense(use.function),
             f"the layer at {name!r} to be on dgp.Points or a dgp.Basis",
             type(use.function).__name__,
-            "on a dgp.Grid use guides.InducingPoint(); dgp.rings.optimal_mean has the optimal means",
+            "use guides.InducingPoint(); for a dgp.Grid dgp.rings.optimal_mean has the optimal means",
         )
     return found
 
