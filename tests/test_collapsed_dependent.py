@@ -112,9 +112,7 @@ def test_values_given_the_layer_below():
     apart = params | {"h2_auto_slopes": 0 * params["h2_auto_slopes"]}  # G = 0 is mean field
     rename = {"h2_auto_shift": "h2_auto_loc"}
     mean_field = {rename.get(n, n): v for n, v in apart.items() if n != "h2_auto_slopes"}
-    np.testing.assert_allclose(
-        value(three, guide, apart), value(three, G.Collapsed(three), mean_field), rtol=1e-12
-    )
+    np.testing.assert_allclose(value(three, guide, apart), value(three, G.Collapsed(three), mean_field), rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -188,7 +186,10 @@ def test_outputs_without_correlations_are_those_of_given_inducing():
     apart = {"h_auto_loc": together["h_auto_loc"], "h_auto_ratio": jnp.array(1 / (1 + w**2))}
     np.testing.assert_allclose(value(two, JOINT, together), value(two, each, apart), rtol=1e-12)
     marginal = {"hidden_density": "marginal"}
-    joint, each = G.Collapsed(two, hidden=G.JointOutputs(), **marginal), G.Collapsed(two, hidden=G.GivenInducing(), **marginal)
+    joint, each = (
+        G.Collapsed(two, hidden=G.JointOutputs(), **marginal),
+        G.Collapsed(two, hidden=G.GivenInducing(), **marginal),
+    )
     np.testing.assert_allclose(value(two, joint, together), value(two, each, apart), rtol=1e-12)
 
 

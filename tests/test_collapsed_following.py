@@ -331,7 +331,11 @@ def reused(X, y=None):
         ),
         (scalar, G.GivenInducing(3), "GivenInducing.. with its default weights for 'h', got 3"),
         (scalar, G.GivenInducing(scale=1.0), "expected a scale of GivenInducing.. for 'h' below 1.* got 1.0"),
-        (scalar, G.JointOutputs(3), "expected JointOutputs.. with its default weights for 'h', got 3: JointOutputs.. fin"),
+        (
+            scalar,
+            G.JointOutputs(3),
+            "expected JointOutputs.. with its default weights for 'h', got 3: JointOutputs.. fin",
+        ),
         (scalar, G.JointOutputs(scale=1.0), "expected a scale of JointOutputs.. for 'h' below 1.* got 1.0"),
         (scalar, G.JointOutputs(), "expected several outputs at 'h', got a scalar function: use GivenInducing.."),
         (reused, G.JointOutputs(), "'h', which follows its inducing values, to be the only use of its function, got"),

@@ -113,7 +113,9 @@ class FollowJointly(Rule):
             event_dim=2,
             constraint=row_scaled_tril,
         )
-        return FollowingOutputs(loc, DenseOperations.inverse_root(jnp.eye(P, dtype=dtype) + times_transpose(jnp.tril(W))))
+        return FollowingOutputs(
+            loc, DenseOperations.inverse_root(jnp.eye(P, dtype=dtype) + times_transpose(jnp.tril(W)))
+        )
 
 
 @dataclasses.dataclass(frozen=True)
