@@ -129,7 +129,8 @@ def follow_jointly(
         weights: how much each datum counts, as in ``data``: a number or (N,).
 
     Returns:
-        The posterior: loc (P, M), scale_tril (P M, P M), weights (N, P, P, M), variance and marginal_variance (N, P, P).
+        The posterior: loc (P, M), scale_tril (P M, P M), weights (N, P, P, M), variance and marginal_variance
+        (N, P, P).
 
     Source: Chamberlin (2016), section 4.4.
     """

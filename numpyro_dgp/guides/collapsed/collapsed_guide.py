@@ -79,8 +79,8 @@ class Collapsed(Guide):
     has :math:`\langle h\, a(x) \rangle` in place of :math:`\langle h \rangle \langle a(x) \rangle`. Where the inputs x
     are data it is ``Normal()``, with more parameters.
 
-    Values of a ``dgp.projection`` of the data are Gaussian inputs too, under a Gaussian q of its matrix with parameters,
-    ``sites={"A": Full()}`` or ``Diagonal()``.
+    Values of a ``dgp.projection`` of the data are Gaussian inputs too, under a Gaussian q of its matrix with
+    parameters, ``sites={"A": Full()}`` or ``Diagonal()``.
 
     Like the likelihood, a hidden layer enters by :math:`E[\log N(h; f(x), s^2)]` and not by the larger
     :math:`\log p(h \mid v, x)` that other guides use. Where the process has variance given its inducing values, the

@@ -7,8 +7,8 @@ entropy is that of h given x. Values of one datum that depend on the same inputs
 layer above are taken with their covariance.
 
 Source: Chamberlin (2016), sections 4.3, 4.4 and 4.6. Section 4.6.3 has :math:`\langle a \rangle \langle a \rangle^\top`
-where :math:`\langle a a^\top \rangle` belongs, and takes the values of one datum as independent in the layer above, which
-gives no bound where several of them depend on one input.
+where :math:`\langle a a^\top \rangle` belongs, and takes the values of one datum as independent in the layer above,
+which gives no bound where several of them depend on one input.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class FollowInducing(Rule):
 
 
 class FollowingOutputs(FollowingValues):
-    r"""The same of outputs together, with the lower triangular root Q (..., P, P) of :math:`S^{-1/2} \Omega S^{-1/2}`, S
-    the diagonal matrix of the model's conditional variances."""
+    r"""The same of outputs together, with the lower triangular root Q (..., P, P) of :math:`S^{-1/2} \Omega S^{-1/2}`,
+    S the diagonal matrix of the model's conditional variances."""
 
     pytree_data_fields = ("share_root",)
 
