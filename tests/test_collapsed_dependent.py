@@ -19,6 +19,7 @@ from programs import agree, draws_of_bound, random_params
 import numpyro_dgp as dgp
 from numpyro_dgp import guides as G
 from numpyro_dgp import kernels as k
+from numpyro_dgp.bounds import Observations, from_features
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.math.whitening import inverse_cholesky
 
@@ -149,19 +150,19 @@ def test_outputs_that_follow_together():
     a = np.asarray(FIRST(X, Z) @ inverse_cholesky(FIRST.gram(Z)).T)
     A = [np.kron(np.eye(2), row) for row in a]  # f_p(x_n) = a_n' v_p: (2, 2 M)
     precision = np.diag(1 / S2**2)
-    T = [O @ precision @ An for O, An in zip(Omega, A, strict=True)]
+    T = [own @ precision @ An for own, An in zip(Omega, A, strict=True)]
     Phi = sum(0.7 * An.T @ precision @ An for An in A)
     m = np.linalg.solve(np.eye(6) + Phi, sum(0.7 * An.T @ precision @ (u - 0.2) for An, u in zip(A, mu, strict=True)))
-    shared = sum(0.7 * An.T @ precision @ O @ precision @ An for An, O in zip(A, Omega, strict=True))
+    shared = sum(0.7 * An.T @ precision @ own @ precision @ An for An, own in zip(A, Omega, strict=True))
     Sigma = np.linalg.inv(np.eye(6) + Phi - shared)
     total = -0.5 * (np.trace(Sigma) + m @ m - 6 - np.linalg.slogdet(Sigma)[1])
-    for An, Tn, O, u, row in zip(A, T, Omega, mu, a, strict=True):
+    for An, Tn, own, u, row in zip(A, T, Omega, mu, a, strict=True):
         between = Tn - An
-        square = np.diag(O + between @ Sigma @ between.T) + (u - 0.2 - An @ m) ** 2 + 0.5 - row @ row
+        square = np.diag(own + between @ Sigma @ between.T) + (u - 0.2 - An @ m) ** 2 + 0.5 - row @ row
         density = -0.5 * (np.log(2 * np.pi * S2**2) + square / S2**2).sum()
-        total += 0.7 * (density + 0.5 * np.linalg.slogdet(2 * np.pi * np.e * O)[1])
+        total += 0.7 * (density + 0.5 * np.linalg.slogdet(2 * np.pi * np.e * own)[1])
     e, w = nodes(2, 40)
-    C = [O + Tn @ Sigma @ Tn.T for O, Tn in zip(Omega, T, strict=True)]
+    C = [own + Tn @ Sigma @ Tn.T for own, Tn in zip(Omega, T, strict=True)]
     h = np.stack([u + e @ np.linalg.cholesky(c).T for u, c in zip(mu, C, strict=True)])
     inputs = np.concatenate([np.broadcast_to(np.asarray(X)[:, None], (*h.shape[:2], 1)), h], -1)
     last = optimum(*quadratic(LAST, Z3, NOISE, inputs, np.asarray(Y)[:, None] + 0 * h[..., 0], w), 0.7)[2]
@@ -185,10 +186,8 @@ def test_outputs_without_correlations_are_those_of_given_inducing():
     together = joint_params(w[..., None] * np.eye(2))
     apart = {"h_auto_loc": together["h_auto_loc"], "h_auto_ratio": jnp.array(1 / (1 + w**2))}
     np.testing.assert_allclose(value(two, JOINT, together), value(two, each, apart), rtol=1e-12)
-    marginal = {"hidden_density": "marginal"}
     joint, each = (
-        G.Collapsed(two, hidden=G.JointOutputs(), **marginal),
-        G.Collapsed(two, hidden=G.GivenInducing(), **marginal),
+        G.Collapsed(two, hidden=rule, hidden_density="marginal") for rule in (G.JointOutputs(), G.GivenInducing())
     )
     np.testing.assert_allclose(value(two, joint, together), value(two, each, apart), rtol=1e-12)
 
@@ -316,3 +315,51 @@ def into_the_likelihood(X, y=None):
 def test_bad_input(model, sites, message):
     with pytest.raises(ValueError, match=message):
         SVI(model, G.Collapsed(model, sites=sites), optax.sgd(0.0), dgp.ELBO()).init(jax.random.key(0), WIDE, Y)
+
+
+def deep_step(X, y=None):
+    """Two hidden layers of one column."""
+    points, start = dgp.Points(jnp.linspace(-1.5, 1.5, 5)[:, None]), dgp.means.IdentityMean()
+    f1 = dgp.gp("f1", k.RBF(0.5, 0.7), points, outputs=1, mean=start)
+    f2 = dgp.gp("f2", k.RBF(0.5, 0.7), points, outputs=1, mean=start)
+    g = dgp.gp("g", k.RBF(1.0, 0.6), points)
+    with numpyro.plate("data", len(X)):
+        h1 = numpyro.sample("h1", f1(X, noise=0.3))
+        h2 = numpyro.sample("h2", f2(h1, noise=0.3))
+        numpyro.sample("y", dgp.Likelihood(g(h2), lambda v: dist.Normal(v, 0.1)), obs=y)
+
+
+@pytest.mark.long
+def test_values_given_the_layer_below_have_the_larger_bound_and_it_is_below_the_evidence():
+    """At the optimum of each, started at that of mean field. In the evidence, too, the last layer enters by its
+    bound."""
+    x = jnp.linspace(-1, 1, 10)[:, None]
+    y = jnp.sign(x[:, 0]) + 0.1 * jnp.array(np.random.default_rng(3).normal(size=10))
+
+    def best(guide, **start):
+        svi = SVI(deep_step, guide, optax.sgd(0.0), dgp.ELBO())
+        found = dgp.optim.minimize(svi, jax.random.key(0), x, y, max_steps=300, progress_bar=False, **start)
+        return -found.losses[-1], found.params
+
+    mean_field, params = best(G.Collapsed(deep_step))
+    start = {n.replace("h2_auto_loc", "h2_auto_shift"): v for n, v in params.items()}
+    start["h2_auto_slopes"] = jnp.zeros((10, 1, 1))
+    below, _ = best(G.Collapsed(deep_step, sites={"h2": G.GivenBelow()}), init_params=start)
+    assert below > mean_field + 0.02
+    Z, inner, outer = jnp.linspace(-1.5, 1.5, 5)[:, None], k.RBF(0.5, 0.7), k.RBF(1.0, 0.6)
+    whiten, last = (inverse_cholesky(kernel.gram(Z)).T for kernel in (inner, outer))
+
+    def log_weight(key):
+        h, keys = x, jax.random.split(key, 4)
+        for v_key, e_key in (keys[:2], keys[2:]):
+            A = inner(h, Z) @ whiten
+            left = inner.diag(h) - jnp.square(A).sum(-1) + 0.3**2
+            mean = h[:, 0] + A @ jax.random.normal(v_key, (5,))
+            h = (mean + jnp.sqrt(left) * jax.random.normal(e_key, (10,)))[:, None]
+        return from_features(outer(h, Z) @ last, outer.diag(h), Observations(y, 0.1)).bound()
+
+    log_weights = jax.lax.map(log_weight, jax.random.split(jax.random.key(1), 200_000), batch_size=5000)
+    weights = np.exp(np.asarray(log_weights) - log_weights.max())
+    evidence, error = np.log(weights.mean()) + log_weights.max(), weights.std() / weights.mean() / np.sqrt(len(weights))
+    print(f"mean field {mean_field:.3f}, given below {below:.3f}, evidence {evidence:.3f} ({error:.3f})")
+    assert below < evidence + 3 * error

@@ -334,7 +334,7 @@ def reused(X, y=None):
         (
             scalar,
             G.JointOutputs(3),
-            "expected JointOutputs.. with its default weights for 'h', got 3: JointOutputs.. fin",
+            "expected JointOutputs.. with its default weights for 'h', got 3: JointOut",
         ),
         (scalar, G.JointOutputs(scale=1.0), "expected a scale of JointOutputs.. for 'h' below 1.* got 1.0"),
         (scalar, G.JointOutputs(), "expected several outputs at 'h', got a scalar function: use GivenInducing.."),

@@ -93,7 +93,7 @@ def test_no_other_weights_and_belief_do_better_at_the_same_moments(layer):
 
 
 def joint_term(features, noise, w, m, L, T, mu, C):
-    """The own term of P outputs at known inputs, for weights T (N, P, P, M) with the means mu and covariances C of h."""
+    """The own term of P outputs at known inputs, for weights T (N, P, P, M); means mu and covariances C of h."""
     P = len(features)
     A = jnp.einsum("pnm,pq->npqm", features, jnp.eye(P)).reshape(len(w), P, -1)
     T = T.reshape(A.shape)

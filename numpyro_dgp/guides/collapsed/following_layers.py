@@ -113,9 +113,8 @@ class FollowJointly(Rule):
             event_dim=2,
             constraint=row_scaled_tril,
         )
-        return FollowingOutputs(
-            loc, DenseOperations.inverse_root(jnp.eye(P, dtype=dtype) + times_transpose(jnp.tril(W)))
-        )
+        precision = jnp.eye(P, dtype=dtype) + times_transpose(jnp.tril(W))
+        return FollowingOutputs(loc, DenseOperations.inverse_root(precision))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +140,7 @@ class FollowedLayer(Rule):
     variance: Array
 
     def __call__(self, site: SiteContext) -> dist.Distribution:
-        fn, function = require_hidden(self, site)
+        fn, _ = require_hidden(self, site)
         shift = self.shift.reshape(fn.loc.shape)
         if self.weights.ndim == 3:
             return given_inducing(fn, self.weights, shift, self.variance.reshape(fn.loc.shape))

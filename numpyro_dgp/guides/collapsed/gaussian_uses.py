@@ -203,7 +203,8 @@ class Gaussian(NamedTuple):
         loc: means (..., P).
         variance: their variances; of values that are linear in the inputs of their layer, given these.
         slopes: G of such values (N, P, D).
-        covariances: by site, with its values of the same datum (N, P, Q), and with each other; none where they are zero.
+        covariances: by site, with its values of the same datum (N, P, Q), and with each other; none where they are
+            zero.
     """
 
     loc: Array

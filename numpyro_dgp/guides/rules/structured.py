@@ -90,9 +90,8 @@ class LinearValues(FunctionValues):
         shape, D = (*batch_shape, *self.event_shape), self.at.shape[-1]
         wide = jnp.broadcast_to
         shift, variance = wide(self.shift, shape), wide(self.conditional_variance, shape)
-        return LinearValues(
-            shift, wide(self.slopes, (*shape, D)), variance, wide(self.at, (*batch_shape, D)), self.event_dim
-        )
+        slopes, at = wide(self.slopes, (*shape, D)), wide(self.at, (*batch_shape, D))
+        return LinearValues(shift, slopes, variance, at, self.event_dim)
 
     def mean_at(self, inputs: Array) -> Array:
         """The means at other inputs of the same rows."""
