@@ -338,7 +338,6 @@ def reused(X, y=None):
         ),
         (scalar, G.JointOutputs(scale=1.0), "expected a scale of JointOutputs.. for 'h' below 1.* got 1.0"),
         (scalar, G.JointOutputs(), "expected several outputs at 'h', got a scalar function: use GivenInducing.."),
-        (reused, G.JointOutputs(), "'h', which follows its inducing values, to be the only use of its function, got"),
         (reused, G.GivenInducing(), "'h', which follows its inducing values, to be the only use of its function, got"),
     ],
 )
