@@ -533,7 +533,8 @@ def over_inputs(name: str, use: Use, columns: tuple[Column, ...], known: dict[st
         columns: of its inputs.
         known: moments of the sites, of those before it over their inputs.
     """
-    loc, N = known[name].loc, len(use.target)
+    loc, N, G = known[name].loc, len(use.target), use.target_slopes
+    assert G is not None
     inputs = [c for c in columns if c is not None]
     sites = [s for s in known if any(_covariance(c, s, known, N) is not None for c in inputs)]
 
@@ -542,13 +543,13 @@ def over_inputs(name: str, use: Use, columns: tuple[Column, ...], known: dict[st
         found = [None if c is None else _covariance(c, site, known, N) for c in columns]
         return [zero if a is None else a for a in found]
 
-    cross = {s: einsum("npd,ndq->npq", use.target_slopes, jnp.stack(with_inputs(s), 1)) for s in sites}
+    cross = {s: einsum("npd,ndq->npq", G, jnp.stack(with_inputs(s), 1)) for s in sites}
     if not cross:  # known inputs
         return Gaussian(loc, known[name].variance)
     zero = jnp.zeros_like(use.target)
     of_inputs = jnp.stack([zero if c is None else cross[c[0]][..., c[1]] for c in columns], 1)  # Cov[x, h] (N, D, P)
     own = jnp.eye(zero.shape[-1], dtype=loc.dtype) * use.target_variance[..., None]  # Omega
-    own = own + einsum("npd,ndq->npq", use.target_slopes, of_inputs)
+    own = own + einsum("npd,ndq->npq", G, of_inputs)
     variance = jnp.diagonal(own, axis1=-2, axis2=-1).reshape(loc.shape)
     return Gaussian(loc, variance, covariances=cross | {name: own})
 
