@@ -239,6 +239,24 @@ def many_programs():
             check_predictions(name, dgp.Posterior(model, collapsed.on(X, y), params), X[:10], y[:10])
 
 
+def dependent_programs():
+    """A collapsed bound of a projection and of values given it, which the last layer sees beside each other."""
+    X, y = data(4)
+    R, Z, G = dgp.kernels.RBF, X[::2], dgp.guides
+
+    def program(X, y=None):
+        A = dgp.projection("A", 1, 1)
+        f = dgp.gp("f", R(0.5, 0.8), dgp.Points(Z), outputs=1)
+        g = dgp.gp("g", R(1.1, 0.9), dgp.Points(jnp.hstack([Z, Z])))
+        with numpyro.plate("data", len(X)):
+            z = numpyro.sample("z", A(X))
+            x = jnp.concatenate([z, numpyro.sample("h", f(z, noise=0.3))], -1)
+            numpyro.sample("y", dgp.Likelihood(g(x), lambda v: dist.Normal(v, 0.2)), obs=y)
+
+    guide = G.Collapsed(program, sites={"A": G.Full(), "h": G.GivenBelow()})
+    check_bound("dependent", program, guide, random_params(program, guide, X, y), X, y, slopes=False)
+
+
 def random_programs():
     """Losses, densities and predictions of random programs, with inducing inputs that are rows of X where they fit."""
     from program_checks import Case, random_case
@@ -299,7 +317,7 @@ def few_losses():
 PARTS = {
     "few": (few_kernels, few_programs, few_densities, few_losses),
     "kernels": (many_kernels,),
-    "programs": (many_programs, closed_forms),
+    "programs": (many_programs, closed_forms, dependent_programs),
     "random": (random_programs,),
 }
 if __name__ == "__main__":

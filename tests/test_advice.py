@@ -127,8 +127,8 @@ CASES = {
     ),
     "a collapsed guide of a projection": (
         lambda: on_shapes(projected, G.Collapsed(projected)),
-        r"Collapsed: .*for Collapsed take InducingPoint",
-        lambda: on_shapes(projected, G.InducingPoint(projected)),
+        r"Collapsed: expected a Gaussian rule for the matrix.*sites=\{'project': dgp.guides.Full\(\)\}",
+        lambda: on_shapes(projected, G.Collapsed(projected, sites={"project": G.Full()})),
     ),
     "a mean-field guide of a projection": (
         lambda: on_shapes(projected, G.MeanField(projected)),

@@ -327,12 +327,17 @@ def reused(X, y=None):
         (
             scalar,
             G.GivenInducing("free"),
-            "GivenInducing.. with the model's weights for 'h', got 'free': .* finds the best ones",
+            "GivenInducing.. with its default weights for 'h', got 'free': .* finds the best ones",
         ),
-        (scalar, G.GivenInducing(3), "GivenInducing.. with the model's weights for 'h', got 3"),
+        (scalar, G.GivenInducing(3), "GivenInducing.. with its default weights for 'h', got 3"),
         (scalar, G.GivenInducing(scale=1.0), "expected a scale of GivenInducing.. for 'h' below 1.* got 1.0"),
-        (scalar, G.GivenBelow(), "expected rule Normal.., Delta.. or GivenInducing.. for hidden.* got GivenBelow"),
-        (scalar, G.JointOutputs(), "got JointOutputs for 'h': guides.InducingPoint.model, sites=....."),
+        (
+            scalar,
+            G.JointOutputs(3),
+            "expected JointOutputs.. with its default weights for 'h', got 3: JointOut",
+        ),
+        (scalar, G.JointOutputs(scale=1.0), "expected a scale of JointOutputs.. for 'h' below 1.* got 1.0"),
+        (scalar, G.JointOutputs(), "expected several outputs at 'h', got a scalar function: use GivenInducing.."),
         (reused, G.GivenInducing(), "'h', which follows its inducing values, to be the only use of its function, got"),
     ],
 )

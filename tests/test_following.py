@@ -8,7 +8,7 @@ import scipy.optimize
 from jax.flatten_util import ravel_pytree
 
 from numpyro_dgp.bounds.collapsed import Observations, Quadratic, from_features
-from numpyro_dgp.bounds.given_inducing import follow
+from numpyro_dgp.bounds.given_inducing import follow, follow_jointly
 from numpyro_dgp.math.gaussians import kl_full
 
 rng = np.random.default_rng(3)
@@ -90,6 +90,42 @@ def test_no_other_weights_and_belief_do_better_at_the_same_moments(layer):
         quadratic(layer, mu, variance=sigma2).bound() + (layer["w"] * 0.5 * jnp.log(2 * np.pi * np.e * sigma2)).sum()
     )
     assert best > without + 0.1  # mean field with its own optimal q(v)
+
+
+def joint_term(features, noise, w, m, L, T, mu, C):
+    """The own term of P outputs at known inputs, for weights T (N, P, P, M); means mu and covariances C of h."""
+    P = len(features)
+    A = jnp.einsum("pnm,pq->npqm", features, jnp.eye(P)).reshape(len(w), P, -1)
+    T = T.reshape(A.shape)
+    Omega = C - (T @ L) @ (T @ L).mT
+    # E[(h - A v)^2] = diag(Omega + (T - A) S (T - A)') + (mu - A m)^2, and k - a'a = 4 - a'a
+    own = jnp.diagonal(Omega + ((T - A) @ L) @ ((T - A) @ L).mT, axis1=1, axis2=2)
+    square = own + jnp.square(mu - A @ m) + 4 - jnp.square(features).sum(-1).T
+    density = -0.5 * (square / noise**2 + jnp.log(2 * np.pi * noise**2)).sum(-1)
+    return (w * (density + 0.5 * jnp.linalg.slogdet(2 * np.pi * np.e * Omega)[1])).sum() - kl_full(m, L)
+
+
+@pytest.mark.slow
+def test_outputs_together_are_at_the_optimum():
+    """The own term is concave in the covariances of v with h and in that of v: its slopes vanish at the optimum."""
+    P, rows, size = 2, 3, 2
+    features, mu = 0.4 * jnp.array(rng.normal(size=(P, rows, size))), jnp.array(rng.normal(size=(rows, P)))
+    noise, w = jnp.array([0.5, 0.8]), jnp.array(rng.uniform(0.5, 1.5, size=rows))
+    W = jnp.array(np.tril(rng.normal(size=(rows, P, P))))
+    root = jnp.linalg.cholesky(jnp.linalg.inv(jnp.eye(P) + W @ W.mT))
+
+    def of_output(a, mu, s):
+        return from_features(a, jnp.full(rows, 4.0), Observations(mu, s, weights=w))
+
+    data = jax.vmap(of_output, (0, 1, 0))(features, mu, noise)
+    found = follow_jointly(data, features, noise, root, weights=w)
+    at = found.loc.reshape(-1), found.scale_tril, found.weights
+    value, slopes = jax.value_and_grad(
+        lambda m, L, T: joint_term(features, noise, w, m, L, T, mu, found.marginal_variance), (0, 1, 2)
+    )(*at)
+    np.testing.assert_allclose(found.bound, value, rtol=1e-12)
+    for slope in (slopes[0], jnp.tril(slopes[1]), slopes[2]):
+        np.testing.assert_allclose(slope, 0, atol=1e-10)
 
 
 @pytest.mark.slow

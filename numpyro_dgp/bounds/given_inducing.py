@@ -15,24 +15,35 @@ so that only the mean and :math:`r_n` remain to be optimised: the best of all we
 the share r of the process noise that is left in the posterior of a datum. At r = 0 the layer is mean field; with r at
 most one, :math:`\Sigma` never exceeds the prior.
 
-Source: Chamberlin (2016), section 4.3, whose q(v) has t and :math:`\Omega` fixed instead, and neglects that the layer
-above depends on q(v).
+**Several outputs together.** With :math:`h_n` of P numbers, :math:`\Omega_n` (P, P), v the values of all outputs one
+after the other, :math:`\langle A_n \rangle` (P, P M) with the rows :math:`\langle a_{np} \rangle` on its block diagonal
+and :math:`S_n = \mathrm{diag}(s_{np}^2)`, the same argument gives
+
+.. math::
+    T_n = \Omega_n S_n^{-1} \langle A_n \rangle, \qquad
+    \Sigma^{-1} = I + \Phi - \sum_n \langle A_n \rangle^\top S_n^{-1} \Omega_n S_n^{-1} \langle A_n \rangle :
+
+outputs of v depend on each other where those of :math:`h_n` do. It is positive definite where
+:math:`\Omega_n \preceq S_n`. With diagonal :math:`\Omega_n` it is P times the optimum of one output.
+
+Source: Chamberlin (2016), sections 4.3 and 4.4, whose q(v) has T, t and :math:`\Omega` fixed instead, and neglects that
+the layer above depends on q(v).
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.bounds.collapsed import Quadratic
-from numpyro_dgp.math.gaussians import entropy
-from numpyro_dgp.math.linalg import matmul, times_transpose
-from numpyro_dgp.math.quadratic_forms import quadratic_forms
+from numpyro_dgp.math.gaussians import entropy, log_determinant
+from numpyro_dgp.math.linalg import einsum, matmul, times_transpose
 
-__all__ = ["Following", "follow"]
+__all__ = ["Following", "follow", "follow_jointly"]
 
 
 class Following(NamedTuple):
@@ -90,20 +101,67 @@ def follow(data: Quadratic, features: Array, noise: ArrayLike, ratio: Array, *, 
 
     Source: Chamberlin (2016), section 4.3.
     """
-    s2, w = (jnp.broadcast_to(jnp.asarray(a, ratio.dtype), ratio.shape) for a in (jnp.square(noise), weights))
-    shared = matmul((w * ratio / s2) * features.T, features)  # sum_n w_n r_n / s_n^2 <a_n> <a_n>'
-    root = Quadratic(data.Phi - shared, data.b, data.c).optimum()[1]  # R R' = (I + Φ - shared)^-1
+    together = jax.tree.map(lambda a: jnp.asarray(a)[None], data)
+    noises = jnp.broadcast_to(jnp.asarray(noise, ratio.dtype), ratio.shape)[:, None]
+    found = follow_jointly(together, features[None], noises, jnp.sqrt(ratio)[:, None, None], weights=weights)
+    return Following(
+        loc=found.loc[0],
+        scale_tril=found.scale_tril,
+        weights=found.weights[:, 0, 0],
+        variance=found.variance[:, 0, 0],
+        marginal_variance=found.marginal_variance[:, 0, 0],
+        bound=found.bound,
+    )
+
+
+def follow_jointly(
+    data: Quadratic, features: Array, noise: ArrayLike, share_root: Array, *, weights: ArrayLike = 1.0
+) -> Following:
+    r"""The optimum over T, m and :math:`\Sigma` of P outputs that depend on each other.
+
+    .. math:: \Omega_n = S_n^{1/2} Q_n Q_n^\top S_n^{1/2}
+
+    Args:
+        data: as in :func:`follow`, of every output: :math:`\Phi` (P, M, M), b (P, M), c (P,).
+        features: :math:`\langle a_{np} \rangle` (P, N, M).
+        noise: standard deviations s of the process noise, broadcast to (N, P).
+        share_root: lower triangular Q (N, P, P), with :math:`Q_n Q_n^\top \preceq I`.
+        weights: how much each datum counts, as in ``data``: a number or (N,).
+
+    Returns:
+        The posterior: loc (P, M), scale_tril (P M, P M), weights (N, P, P, M), variance and marginal_variance
+        (N, P, P).
+
+    Source: Chamberlin (2016), section 4.4.
+    """
+    P, N, M = features.shape
+    s = jnp.broadcast_to(jnp.asarray(noise, features.dtype), (N, P))
+    w = jnp.broadcast_to(jnp.asarray(weights, features.dtype), (N,))
+    share = times_transpose(share_root)  # Q Q' = S^-1/2 Ω S^-1/2
+    rows = features / s.T[..., None]  # of S^-1/2 <A_n> (P, N, M)
+    # sum_n <A_n>' S^-1 Ω S^-1 <A_n>, block by block
+    shared = einsum("npq,pni,qnj->piqj", w[:, None, None] * share, rows, rows).reshape(P * M, P * M)
+    Phi = einsum("pij,pq->piqj", data.Phi, jnp.eye(P, dtype=data.Phi.dtype)).reshape(P * M, P * M)
+    together = Quadratic(Phi, data.b.reshape(-1), data.c.sum())
+    root = together._replace(Phi=Phi - shared).optimum()[1]  # R R' = (I + Φ - shared)^-1
     loc = data.optimum()[0]  # (I + Φ)^-1 b
-    belief_variance = quadratic_forms(times_transpose(root)[None], features)[:, 0]  # <a_n>' Σ <a_n>
-    variance = ratio * s2  # Ω_n = r_n s_n^2
-    # The entropy of q(h_n | v), and what E[log N(h_n; f, s_n^2)] has beyond h_n at its mean:
-    # -(Ω_n + ((1 - r_n)^2 - 1) <a_n>' Σ <a_n>) / 2 s_n^2.
-    own = entropy(variance) - 0.5 * ratio + ratio * (1 - 0.5 * ratio) / s2 * belief_variance
+    half = einsum("pni,pik->npk", rows, root.reshape(P, M, -1))
+    belief = times_transpose(half)  # S^-1/2 <A_n> Σ <A_n>' S^-1/2
+    taken = matmul(share, belief)
+    # The entropy of q(h_n | v), and what E[log N(h_n; f, S_n)] has beyond h_n at its mean,
+    # -tr S^-1 (Ω + T Σ T' - 2 T Σ <A>') / 2 = -tr (QQ' + QQ' B QQ' - 2 QQ' B) / 2.
+    own = entropy(jnp.square(s)).sum(-1) + log_determinant(share_root)
+    own = own - 0.5 * jnp.trace(share + matmul(taken, share) - 2 * taken, axis1=-2, axis2=-1)
+    variance = _scaled(share, s)  # Ω_n
     return Following(
         loc=loc,
         scale_tril=root,
-        weights=ratio[:, None] * features,
+        weights=einsum("np,npq,qnm->npqm", s, share, rows),  # Ω S^-1 <A_n>
         variance=variance,
-        marginal_variance=variance + jnp.square(ratio) * belief_variance,  # Ω_n + T_n Σ T_n'
-        bound=data.at(loc, root) + (w * own).sum(),
+        marginal_variance=variance + _scaled(matmul(taken, share), s),  # Ω_n + T_n Σ T_n'
+        bound=together.at(loc.reshape(-1), root) + (w * own).sum(),
     )
+
+
+def _scaled(matrices: Array, s: Array) -> Array:
+    return s[:, :, None] * matrices * s[:, None, :]

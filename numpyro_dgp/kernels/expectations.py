@@ -320,7 +320,8 @@ def psi0(kernel: Kernel, loc: ArrayLike, variance: ArrayLike, *, integrate: Inte
         loc: means of the inputs (N, D).
         variance: their variances (N, D), zeros allowed, or covariances (N, D, D).
         integrate: ``None`` for the closed form, ``GaussHermite(n)`` for n nodes per input column, or
-            ``MonteCarlo(n, key)``. The last two need covariances (N, D, D) to be positive definite.
+            ``MonteCarlo(n, key)``. The last two need covariances (N, D, D) to be positive definite, except for columns
+            without variance.
 
     Raises:
         ValueError: inputs that do not fit together, negative variances, covariances that are not symmetric, a kernel
@@ -509,7 +510,8 @@ class _Nodes:
         if variance.ndim == 1:
             points = loc + safe_sqrt(variance) * self.white
         else:
-            points = loc + matmul(self.white, jnp.linalg.cholesky(variance).T)
+            known = jnp.diagonal(variance) == 0  # columns without variance are rows of zeros in the root
+            points = loc + matmul(self.white, jnp.linalg.cholesky(variance + jnp.diag(known)).T) * ~known
         return points, math.prod([matmul(points, b) for b in extra], start=self.weights)  # weights β_k prod_i e_i' h_k
 
     def diagonal(self, loc: Array, variance: Array) -> Array:

@@ -18,8 +18,8 @@ from numpyro_dgp.analysis.checks import INITIAL_VALUES, require
 from numpyro_dgp.analysis.program import inspect_program
 from numpyro_dgp.analysis.sites import Message, is_row_by_row, unwrap
 from numpyro_dgp.functions.function_values import FunctionValues
-from numpyro_dgp.guides.collapsed.at_means import AtMeans, run_at_means
-from numpyro_dgp.guides.collapsed.gaussian_uses import Gaussian
+from numpyro_dgp.guides.collapsed.at_means import AtMeans, matrix_belief, run_at_means, values_of_projections
+from numpyro_dgp.guides.collapsed.gaussian_uses import Gaussian, is_projected
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.handler import GuideConfig, GuideHandler
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
@@ -84,7 +84,7 @@ class ClosedForm(Guide):
         known, values = _posteriors(guide_sites)
         self._require(guide_sites)
         run = run_at_means(partial(self.model, *args, **kwargs), key, guide_sites, known, values | drawn)
-        part = self._part(guide_sites, known, run)
+        part = self._part(guide_sites, run)
         # Objectives leave out the sites that the integrated part of the bound accounts for.
         with each_message(lambda msg: attach(msg, SiteRecord("", "other", integrates=part.sites))):
             numpyro.deterministic(f"_{self.config.prefix}_integrated", part.bound)
@@ -99,13 +99,12 @@ class ClosedForm(Guide):
         """Raise for rules without a closed form."""
         raise NotImplementedError
 
-    def _part(self, guide_sites: dict[str, Message], known: dict[str, Gaussian], run: AtMeans) -> Part:
+    def _part(self, guide_sites: dict[str, Message], run: AtMeans) -> Part:
         """The integrated part of the bound.
 
         Args:
             guide_sites: trace of the rules, with all inducing values at zero.
-            known: posteriors of latents, and a placeholder for each hidden layer.
-            run: the program at the means of these.
+            run: the program at the means of latents, whose posteriors it has with a placeholder for each hidden layer.
         """
         raise NotImplementedError
 
@@ -137,12 +136,15 @@ class _Drawn(GuideHandler):
 
 def _posteriors(guide_sites: dict[str, Message]) -> tuple[dict[str, Gaussian], dict[str, Any]]:
     """Gaussian posteriors of latents with placeholders for hidden layers, and a value for every latent site: zero for
-    inducing values, means where Gaussian."""
-    known, values = {}, {}
+    inducing values, the Gaussian itself for matrices of projections, means where Gaussian."""
+    known, values, matrices = {}, {}, values_of_projections(guide_sites)
     for name, site in guide_sites.items():
-        if site["type"] != "sample":
+        if site["type"] != "sample" or is_projected(site["fn"]):
             continue
         fn, kind, value = unwrap(site["fn"]), record_of(site).kind, site["value"]
+        if name in matrices:
+            values[name] = matrix_belief(name, site)
+            continue
         expect(
             kind != "exact",
             f"layers with inducing values, dgp.Points(Z), at {name!r}",

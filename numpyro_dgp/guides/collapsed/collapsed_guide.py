@@ -24,11 +24,12 @@ from numpyro_dgp.analysis.program import inspect_program
 from numpyro_dgp.analysis.sites import Message, is_row_by_row, site_kind, unwrap
 from numpyro_dgp.functions.function_values import follows
 from numpyro_dgp.functions.weights import Belief
-from numpyro_dgp.guides.collapsed.at_means import run_at_means
+from numpyro_dgp.guides.collapsed.at_means import matrix_belief, run_at_means, values_of_projections
 from numpyro_dgp.guides.collapsed.following_layers import FollowedLayer, closed_form, followed_layers
 from numpyro_dgp.guides.collapsed.gaussian_uses import (
     Gaussian,
     Use,
+    is_projected,
     optimal_belief,
     with_conditional_variance,
 )
@@ -36,9 +37,10 @@ from numpyro_dgp.guides.guide import INIT, Guide
 from numpyro_dgp.guides.handler import GuideConfig, GuideHandler
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
 from numpyro_dgp.guides.rules.by_kind import Other, Rules
-from numpyro_dgp.guides.rules.model_conditional import Prior
+from numpyro_dgp.guides.rules.model_conditional import Prior, Propagate
 from numpyro_dgp.guides.rules.pointwise import Normal
 from numpyro_dgp.guides.rules.rule import Rule
+from numpyro_dgp.guides.rules.structured import LinearValues
 from numpyro_dgp.kernels.expectations import Integrate
 
 __all__ = ["Collapsed"]
@@ -67,7 +69,15 @@ class Collapsed(Guide):
 
     ``hidden=GivenInducing()`` gives hidden layers :math:`q(h_n \mid v) = N(T_n v + t_n, \Omega_n)` with the weights T
     at their optimum too, and :math:`\Omega` at most the variance of the process noise: as many parameters, and the
-    larger bound.
+    larger bound. ``JointOutputs()`` is the same with a dense :math:`\Omega_n` (P, P) and one q(v) for all outputs of a
+    layer together, which the layer above sees through the whole covariance of :math:`h_n`; its start ``scale`` is
+    relative to the process noise. ``GivenBelow()`` is
+    :math:`q(h_{np} \mid x_n) = N(G_{np}^\top x_n + t_{np}, \Omega_{np})` with parameters G. The optimal q(v) then
+    has :math:`\langle h\, a(x) \rangle` in place of :math:`\langle h \rangle \langle a(x) \rangle`. Where the inputs x
+    are data it is ``Normal()``, with more parameters.
+
+    Values of a ``dgp.projection`` of the data are Gaussian inputs too, under a Gaussian q of its matrix with
+    parameters, ``sites={"A": Full()}`` or ``Diagonal()``.
 
     Like the likelihood, a hidden layer enters by :math:`E[\log N(h; f(x), s^2)]` and not by the larger
     :math:`\log p(h \mid v, x)` that other guides use. Where the process has variance given its inducing values, the
@@ -80,7 +90,8 @@ class Collapsed(Guide):
 
     Args:
         model: the program.
-        hidden: rule for hidden values, ``Normal()`` (default), ``Delta()`` or ``GivenInducing()``.
+        hidden: rule for hidden values, ``Normal()`` (default), ``Delta()``, ``GivenBelow()``, ``GivenInducing()`` or
+            ``JointOutputs()``; of the last two with their default weights.
         hidden_density: how hidden layers at known inputs enter: ``"bound"`` (default), or ``"marginal"`` for
             :math:`\log p(h \mid v, x)`.
         latent: rule for latents per datum; ``Normal()`` by default.
@@ -94,8 +105,9 @@ class Collapsed(Guide):
     Raises:
         ValueError: a rule for hidden values without a closed form; when called, predictions without data, or a program
             outside this class: minibatches, another likelihood, mixed outputs, a hidden layer without process noise,
-            ``GivenInducing()`` for a function that is used twice, inputs computed from Gaussian values, or a layer that
-            depends on the inducing values of another, ``dgp.Points(f(Z).loc)``.
+            ``GivenInducing()`` for a function that is used twice, inputs computed from Gaussian values, a projection of
+            such values, without a rule for its matrix or used twice, or a layer that depends on the inducing values of
+            another, ``dgp.Points(f(Z).loc)``.
 
     Example:
         >>> import jax, numpyro, optax, numpyro_dgp as dgp
@@ -107,7 +119,8 @@ class Collapsed(Guide):
         >>> print(f"{loss:.2f} {collapsed:.2f}")
         -18.30 -18.30
 
-    Source: Titsias (2009), Titsias and Lawrence (2010); Chamberlin (2016), sections 2.5 and 4.3.
+    Source: Titsias (2009), Titsias and Lawrence (2010); Chamberlin (2016), sections 2.5, 4.3, 4.4 and 4.6; for
+    projections Titsias and Lazaro-Gredilla (2013).
     """
 
     defaults = Rules(inducing=Prior(), hidden=Normal())
@@ -181,14 +194,14 @@ class Collapsed(Guide):
         """Run the other rules and the model on data and maximise over every q(v)."""
         key = numpyro.prng_key()
         hidden = handlers.block(hide_fn=lambda msg: msg["type"] != "param")
-        seeded, rules = handlers.seed(rng_seed=key), GuideHandler(self.config, args, kwargs, companion)
+        seeded, rules = handlers.seed(rng_seed=key), _Rules(self.config, args, kwargs, companion)
         checked = require(ALL_ROWS, WHOLE_DATA)
         with hidden, handlers.trace() as guide_sites, seeded, rules, checked:
             self.model(*args, **kwargs)
         known, values = _posteriors(guide_sites)
         values |= companion
         program = partial(self.model, *args, **kwargs)
-        sites, uses, columns, _ = run_at_means(program, key, guide_sites, known, values)
+        sites, uses, columns, known = run_at_means(program, key, guide_sites, known, values)
         if self.hidden_density == "marginal":
             uses = with_conditional_variance(uses, columns, sites)
         return self._optimum(sites, known, uses, columns, guide_sites)
@@ -227,12 +240,22 @@ class Collapsed(Guide):
                 # H[q(h_n)] = log(2 pi e Omega_n) / 2; E[log N(h; f, s^2)] is in the quadratic of v.
                 entropy = 0.5 * jnp.log(2 * jnp.pi * jnp.e * use.target_variance)
                 bound = bound + (use.weights * entropy).sum()
-        drawn = {n: s["value"] for n, s in guide_sites.items() if s["type"] == "sample" and n not in beliefs | followed}
+        # Sites with a posterior that does not depend on draws are drawn anew.
+        anew = {*beliefs, *known, *values_of_projections(guide_sites)}
+        drawn = {n: s["value"] for n, s in guide_sites.items() if s["type"] == "sample" and n not in anew}
         kinds = {n: record_of(guide_sites[n]).kind for n in drawn}
         return _Solution(beliefs, followed, bound, tuple(done), drawn, kinds)
 
 
-class _Optimal(GuideHandler):
+class _Rules(GuideHandler):
+    """The rules of a guide; values of a projection follow its matrix."""
+
+    def replace(self, msg: Message, rule: Rule | None) -> None:
+        follows_matrix = is_projected(msg["fn"]) and msg["name"] not in self.config.sites
+        super().replace(msg, Propagate() if follows_matrix else rule)
+
+
+class _Optimal(_Rules):
     """Gives inducing sites their optimal q(v), and all other sites the values that it was computed from."""
 
     def __init__(
@@ -271,12 +294,15 @@ def _require_resolved(bound: Array) -> None:
 
 def _posteriors(guide_sites: dict[str, Message]) -> tuple[dict[str, Gaussian], dict[str, Any]]:
     """Gaussian posteriors of hidden layers and latents, and a value for every latent site: means where Gaussian."""
-    known, values = {}, {}
+    known, values, matrices = {}, {}, values_of_projections(guide_sites)
     for name, site in guide_sites.items():
-        if site["type"] != "sample":
+        if site["type"] != "sample" or is_projected(site["fn"]):
             continue
         fn, record, value = unwrap(site["fn"]), record_of(site), site["value"]
         kind = record.kind
+        if name in matrices:
+            values[name] = matrix_belief(name, site)
+            continue
         expect(
             kind != "inducing" or not record.is_variational,
             "no rule for inducing values",
@@ -292,6 +318,9 @@ def _posteriors(guide_sites: dict[str, Message]) -> tuple[dict[str, Gaussian], d
         if kind in ("hidden", "latent") and is_row_by_row(fn):
             loc = jnp.broadcast_to(fn.loc, value.shape)
             known[name] = Gaussian(loc, jnp.broadcast_to(fn.variance, value.shape))
+            if isinstance(fn, LinearValues):  # its mean depends on values before it
+                known[name] = known[name]._replace(slopes=fn.slopes)
+                continue
             value = loc
         elif kind == "hidden":
             known[name] = Gaussian(value, jnp.zeros_like(value))

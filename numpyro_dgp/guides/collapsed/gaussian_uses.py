@@ -9,7 +9,8 @@ A Gaussian belief has one covariance for all outputs where all outputs have the 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -22,11 +23,13 @@ from numpyro_dgp.analysis.sites import Message, is_likelihood, is_row_by_row, ma
 from numpyro_dgp.bounds.collapsed import Observations, Quadratic, from_features, from_rows, with_features
 from numpyro_dgp.functions.function_values import MixedValues
 from numpyro_dgp.functions.induced_function import InducedFunction
+from numpyro_dgp.functions.projections import Projection
+from numpyro_dgp.functions.site_distribution import declared
 from numpyro_dgp.functions.weights import Belief, FullBelief, InducingPrior
 from numpyro_dgp.jaxprs.walk import walk
 from numpyro_dgp.kernels.expectations import Integrate
 from numpyro_dgp.math.gaussians import kl_full, log_density, log_determinant
-from numpyro_dgp.math.linalg import jitter, matmul, solve_lower, times_transpose
+from numpyro_dgp.math.linalg import einsum, jitter, matmul, solve_lower, times_transpose
 from numpyro_dgp.math.quadratic_forms import quadratic_forms
 from numpyro_dgp.math.whitening import residual_variance
 from numpyro_dgp.means import ConstantMean, IdentityMean, LinearMean, ZeroMean
@@ -37,8 +40,10 @@ __all__ = [
     "SharedBelief",
     "Use",
     "input_columns",
+    "is_projected",
     "moved_by",
     "optimal_belief",
+    "over_inputs",
     "use_of_likelihood",
     "uses_of",
     "with_conditional_variance",
@@ -192,10 +197,20 @@ def _kl_shared_belief(q: SharedBelief, prior: InducingPrior) -> Array:
 
 
 class Gaussian(NamedTuple):
-    """Independent Gaussian values: means and variances of one shape (..., P)."""
+    """Gaussian values of a site, independent over data.
+
+    Args:
+        loc: means (..., P).
+        variance: their variances; of values that are linear in the inputs of their layer, given these.
+        slopes: G of such values (N, P, D).
+        covariances: by site, with its values of the same datum (N, P, Q), and with each other; none where they are
+            zero.
+    """
 
     loc: Array
     variance: Array
+    slopes: Array | None = None
+    covariances: Mapping[str, Array] = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +219,8 @@ class Use:
 
     Rows are data, all leading dimensions flattened: targets and their variances (N, P); slope, noise and weights
     broadcast against them. They have one column where outputs share it. With
-    ``add_conditional`` the conditional variance Var[f | v] is added to that of the targets.
+    ``add_conditional`` the conditional variance Var[f | v] is added to that of the targets. Targets that are linear in
+    the inputs have ``target_slopes`` G (N, P, D), the variance given the inputs, and their mean at the mean input.
     """
 
     function: Any
@@ -215,6 +231,7 @@ class Use:
     noise: Array
     weights: Array
     add_conditional: bool = True
+    target_slopes: Array | None = None
 
     def leaves(self) -> list[Any]:
         """All arrays but inputs and targets, which must not depend on Gaussian values."""
@@ -261,17 +278,21 @@ class Use:
         if exact:
             # Rows a_n = L^-1 k(Z, x_n), and k(x_n, x_n) where f | v has variance that is not in the noise.
             A, k = f.features(rows), f.prior_variance(rows) if self.add_conditional and not f.determined else None
-            target = self.target - self.slope * f.mean_at(rows).reshape(len(rows), -1)
-            slopes = jnp.zeros((rows.shape[-1], P), rows.dtype)
+            target, tilts = self.target - self.slope * f.mean_at(rows).reshape(len(rows), -1), None
         elif f.at_points(None) is None:
             raise _gaussian_inputs(f)
         else:
             loc, variance = _moments(rows, columns, known)
-            # m(h) = w'h + m_0: kappa m_0 goes to the target, zeta = -kappa w is the tilt.
-            slopes, offset = affine_mean(f.mean, rows.shape[-1], P, rows.dtype)
-            target = self.target - self.slope * offset
+            # m(h) = w'h + m_0: kappa m_0 goes to the target, and the tilt is zeta = G - kappa w.
+            w, offset = affine_mean(f.mean, rows.shape[-1], P, rows.dtype)
+            target, tilts = self.target - self.slope * offset, None
+            if not isinstance(f.mean, ZeroMean | ConstantMean):
+                tilts = jnp.broadcast_to(-self.slope[..., None] * w.T, (*self.target.shape, len(w)))
+            if (G := self.target_slopes) is not None:
+                target = target - einsum("npd,nd->np", G, rows)
+                tilts = G if tilts is None else G + tilts
 
-        def output(p: Any, data: Observations, w: Array) -> tuple[Quadratic, Array]:
+        def output(p: Any, data: Observations, tilt: Array | None) -> tuple[Quadratic, Array]:
             if exact:
                 rows_of = A[p] if p is not None and A.ndim == 3 else A
                 if k is None:
@@ -282,8 +303,6 @@ class Use:
                 rows_of, left = at_inducing_inputs(rows_of, variances, points, rows)
                 data = data._replace(y_variance=data.y_variance + jnp.square(data.slope) * left)
                 return from_rows(rows_of, data), rows_of
-            at_data = isinstance(f.mean, ZeroMean | ConstantMean)
-            tilt = None if at_data else -jnp.asarray(data.slope)[..., None] * w + 0 * loc
             kernel, Z, whiten = f.at_points(p)
             return with_features(kernel, Z, whiten, loc, variance, data, tilt=tilt, integrate=integrate)
 
@@ -293,12 +312,13 @@ class Use:
         noise, slope, weights = (a[:, 0] if shared else jnp.broadcast_to(a, (N, P)) for a in each)
         data = Observations(target, noise, slope, self.target_variance, weights)
         if f.outputs_differ:
-            found = [output(p, jax.tree.map(lambda a: a[:, p], data), slopes[:, p]) for p in range(P)]  # noqa: B023
+            found = [output(p, *jax.tree.map(lambda a: a[:, p], (data, tilts))) for p in range(P)]  # noqa: B023
             return jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
         axis: Any = None if shared else 1
         ours: Any = Observations(1, axis, axis, 1, axis)  # type: ignore[arg-type]
         each_output: Any = (Quadratic(None if shared else 0, 0, 0, 0), None if shared else 0)  # type: ignore[arg-type]
-        return jax.vmap(lambda data, w: output(None, data, w), (ours, 1), each_output)(data, slopes)
+        each_tilt = None if tilts is None else 1
+        return jax.vmap(lambda data, tilt: output(None, data, tilt), (ours, each_tilt), each_output)(data, tilts)
 
 
 def _gaussian_inputs(f: Any) -> ValueError:
@@ -328,6 +348,8 @@ def uses_of(sites: dict[str, Message], known: dict[str, Gaussian]) -> dict[str, 
         fn = unwrap(site["fn"])
         if is_likelihood(fn):
             found[name] = _of_likelihood(name, fn, site)
+        elif is_projected(fn):
+            continue
         elif site_kind(site) == "hidden" or is_row_by_row(fn):
             found[name] = _of_hidden(name, fn, site, known)
     for name, use in found.items():
@@ -335,9 +357,14 @@ def uses_of(sites: dict[str, Message], known: dict[str, Gaussian]) -> dict[str, 
             is_dense(use.function),
             f"the layer at {name!r} to be on dgp.Points or a dgp.Basis",
             type(use.function).__name__,
-            "on a dgp.Grid use guides.InducingPoint(); dgp.rings.optimal_mean has the optimal means",
+            "use guides.InducingPoint(); for a dgp.Grid dgp.rings.optimal_mean has the optimal means",
         )
     return found
+
+
+def is_projected(fn: Any) -> bool:
+    """Whether it is a distribution of the values of a projection, at each input on its own."""
+    return is_row_by_row(fn) and isinstance(declared(unwrap(fn)).function, Projection)
 
 
 def is_dense(function: Any) -> bool:
@@ -458,9 +485,11 @@ def _of_hidden(name: str, fn: Any, site: Message, known: dict[str, Gaussian]) ->
             "write f(x, noise=s), or use guides.InducingPoint(): without noise the bound is nearly singular",
         )
     shape, event_dim = fn.loc.shape, fn.event_dim
-    target, variance = (_rows(a, shape, event_dim) for a in known[name])
-    noise = _rows(jnp.asarray(fn.noise, fn.loc.dtype), shape, event_dim)
-    return Use(fn.function, fn.inputs, target, variance, jnp.ones((1, 1), fn.loc.dtype), noise, _weights(site))
+    target, variance = (_rows(a, shape, event_dim) for a in (known[name].loc, known[name].variance))
+    noise, slopes = _rows(jnp.asarray(fn.noise, fn.loc.dtype), shape, event_dim), known[name].slopes
+    slopes = None if slopes is None else slopes.reshape(*target.shape, -1)
+    one = jnp.ones((1, 1), fn.loc.dtype)
+    return Use(fn.function, fn.inputs, target, variance, one, noise, _weights(site), target_slopes=slopes)
 
 
 def _rows(value: Array, shape: tuple[int, ...], event_dim: int) -> Array:
@@ -491,23 +520,77 @@ def _weights(site: Message) -> Array:
     return weights.reshape(-1, 1)
 
 
+def over_inputs(name: str, use: Use, columns: tuple[Column, ...], known: dict[str, Gaussian]) -> Gaussian:
+    r"""The moments of values :math:`h = G x + t + \epsilon` of a hidden layer, averaged over its inputs.
+
+    .. math:: \operatorname{Cov}[h] = G \operatorname{Cov}[x]\, G^\top + \Omega, \qquad
+              \operatorname{Cov}[h, z] = G \operatorname{Cov}[x, z]
+
+    with all other Gaussian values z of the same datum.
+
+    Args:
+        name: of the site of h.
+        use: the layer.
+        columns: of its inputs.
+        known: moments of the sites, of those before it over their inputs.
+    """
+    loc, N, G = known[name].loc, len(use.target), use.target_slopes
+    assert G is not None
+    inputs = [c for c in columns if c is not None]
+    sites = [s for s in known if any(_covariance(c, s, known, N) is not None for c in inputs)]
+
+    def with_inputs(site: str) -> list[Array]:
+        zero = jnp.zeros((N, known[site].loc.size // N), loc.dtype)
+        found = [None if c is None else _covariance(c, site, known, N) for c in columns]
+        return [zero if a is None else a for a in found]
+
+    cross = {s: einsum("npd,ndq->npq", G, jnp.stack(with_inputs(s), 1)) for s in sites}
+    if not cross:  # known inputs
+        return Gaussian(loc, known[name].variance)
+    zero = jnp.zeros_like(use.target)
+    of_inputs = jnp.stack([zero if c is None else cross[c[0]][..., c[1]] for c in columns], 1)  # Cov[x, h] (N, D, P)
+    own = jnp.eye(zero.shape[-1], dtype=loc.dtype) * use.target_variance[..., None]  # Omega
+    own = own + einsum("npd,ndq->npq", G, of_inputs)
+    variance = jnp.diagonal(own, axis1=-2, axis2=-1).reshape(loc.shape)
+    return Gaussian(loc, variance, covariances=cross | {name: own})
+
+
+def _covariance(column: tuple[str, int], site: str, known: dict[str, Gaussian], rows: int) -> Array | None:
+    """Covariances (N, Q) of a column of values with the values at a site; ``None`` where they are independent."""
+    name, index = column
+    if site in known[name].covariances:
+        return known[name].covariances[site][:, index]
+    if name in known[site].covariances:
+        return known[site].covariances[name][..., index]
+    if name != site:
+        return None
+    variance = known[name].variance.reshape(rows, -1)
+    return variance * (jnp.arange(variance.shape[-1]) == index)
+
+
 def _moments(rows: Array, columns: tuple[Column, ...], known: dict[str, Gaussian]) -> tuple[Array, Array]:
-    """Means and variances (N, D) of inputs."""
-
-    def column(d: int) -> Array:
-        if columns[d] is None:
-            return jnp.zeros_like(rows[:, d])
-        name, index = columns[d]  # type: ignore[misc]
-        return known[name].variance.reshape(len(rows), -1)[:, index]
-
-    repeated = [c for c in columns if c is not None]
+    """Means (N, D) of inputs, and their variances (N, D), or covariances (N, D, D) where columns are correlated."""
+    N, inputs = len(rows), [(d, column) for d, column in enumerate(columns) if column is not None]
+    repeated = [column for _, column in inputs]
     expect(
         len(set(repeated)) >= len(repeated),
         "different columns as inputs of a layer",
         repeated,
         "a column that occurs twice only changes its lengthscale",
     )
-    return rows, jnp.stack([column(d) for d in range(rows.shape[-1])], -1)
+    variance = jnp.zeros_like(rows)
+    for d, (name, index) in inputs:
+        variance = variance.at[:, d].set(known[name].variance.reshape(N, -1)[:, index])
+    correlated = any(known[name].covariances.keys() & {other for other, _ in repeated} for name, _ in repeated)
+    if not correlated:
+        return rows, variance
+    covariance = variance[..., None] * jnp.eye(rows.shape[-1], dtype=rows.dtype)
+    for i, a in inputs:
+        for j, (name, index) in inputs:
+            found = _covariance(a, name, known, N)
+            if i != j and found is not None:
+                covariance = covariance.at[:, i, j].set(found[:, index])
+    return rows, covariance
 
 
 def affine_mean(mean: Callable[[Array], Array], dims: int, outputs: int, dtype: Any) -> tuple[Array, Array]:

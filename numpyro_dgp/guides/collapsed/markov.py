@@ -31,7 +31,7 @@ from numpyro_dgp.bounds.markov_layers import Coupled, Target, expected_density
 from numpyro_dgp.functions.weights import Belief
 from numpyro_dgp.guides.collapsed.at_means import AtMeans
 from numpyro_dgp.guides.collapsed.closed_form import ClosedForm, Part
-from numpyro_dgp.guides.collapsed.gaussian_uses import Column, Gaussian, Use, affine_mean
+from numpyro_dgp.guides.collapsed.gaussian_uses import Column, Gaussian, Use, affine_mean, is_projected
 from numpyro_dgp.guides.guide import INIT
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.guides.rules.by_kind import Other, Rules
@@ -116,6 +116,12 @@ class Markov(ClosedForm):
             if site["type"] != "sample":
                 continue
             record, fn, rule = record_of(site), unwrap(site["fn"]), self.config.rule(site)
+            if is_projected(fn):
+                raise expected(
+                    "layers on data, latents and hidden values",
+                    f"values of a projection, {name!r}",
+                    "guides.Collapsed(), Nested() and InducingPoint() take them",
+                )
             if record.kind == "hidden" and not isinstance(fn, ConditionalValues):
                 raise expected(f"a rule GivenInducing() for hidden layer {name!r}", rule, 'try GivenInducing("free")')
             if record.kind == "inducing":
@@ -127,8 +133,8 @@ class Markov(ClosedForm):
                     "guides.InducingPoint() draws from others",
                 )
 
-    def _part(self, guide_sites: dict[str, Message], known: dict[str, Gaussian], run: AtMeans) -> Part:
-        bound, layers = jnp.zeros(()), _Layers(known)
+    def _part(self, guide_sites: dict[str, Message], run: AtMeans) -> Part:
+        bound, layers = jnp.zeros(()), _Layers(run.known)
         for name, site in guide_sites.items():
             if site["type"] != "sample" or record_of(site).kind != "inducing":
                 continue

@@ -132,8 +132,8 @@ class Nested(ClosedForm):
                 "guides.InducingPoint() draws from others",
             )
 
-    def _part(self, guide_sites: dict[str, Message], known: dict[str, Gaussian], run: AtMeans) -> Part:
-        bound, hidden, known = jnp.zeros(()), {}, dict(known)
+    def _part(self, guide_sites: dict[str, Message], run: AtMeans) -> Part:
+        bound, hidden, known = jnp.zeros(()), {}, dict(run.known)
         for name, use in run.uses.items():
             belief: Any = unwrap(guide_sites[use.function.site]["fn"])
             use = _at_means(use, run.columns[name], known)

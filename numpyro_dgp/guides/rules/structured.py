@@ -40,7 +40,7 @@ from numpyro_dgp.guides.rules.rule import Rule, SiteContext, require_site
 from numpyro_dgp.math.gaussians import expected_kl, log_density, log_determinant
 from numpyro_dgp.math.linalg import cholesky, einsum, matmul, orthonormal, solve_lower, sum_event, tensordot
 
-__all__ = ["ConditionalValues", "CorrelatedOutputs", "GivenBelow", "GivenInducing", "JointOutputs"]
+__all__ = ["ConditionalValues", "CorrelatedOutputs", "GivenBelow", "GivenInducing", "JointOutputs", "LinearValues"]
 
 
 class ConditionalValues(FunctionValues):
@@ -74,6 +74,40 @@ class ConditionalValues(FunctionValues):
         arrays = (self.loc, self.conditional_variance, self.belief_variance, self.gap)
         loc, variance, belief_variance, gap = (None if a is None else jnp.broadcast_to(a, shape) for a in arrays)
         return ConditionalValues(loc, variance, belief_variance, gap, self.event_dim, self.weights)  # type: ignore[arg-type]
+
+
+class LinearValues(FunctionValues):
+    r"""q(h | x) of entries that are linear in the inputs x of their layer and independent given x.
+
+    Args:
+        shift: t (..., P), or (...,) for a scalar function.
+        slopes: G (..., P, D), or (..., D).
+        variance: :math:`\Omega`, of the shape of ``shift``.
+        inputs: x (..., D).
+        event_dim: 1 for vector-valued functions, 0 for scalar ones.
+    """
+
+    pytree_data_fields = ("shift", "slopes", "at")
+
+    def __init__(self, shift: Array, slopes: Array, variance: Array, inputs: Array, event_dim: int) -> None:
+        self.shift, self.slopes, self.at = shift, slopes, inputs
+        super().__init__(shift + along(slopes, inputs, event_dim), variance, event_dim=event_dim)
+
+    def expand(self, batch_shape: Any) -> LinearValues:
+        shape, D = (*batch_shape, *self.event_shape), self.at.shape[-1]
+        wide = jnp.broadcast_to
+        shift, variance = wide(self.shift, shape), wide(self.conditional_variance, shape)
+        slopes, at = wide(self.slopes, (*shape, D)), wide(self.at, (*batch_shape, D))
+        return LinearValues(shift, slopes, variance, at, self.event_dim)
+
+    def mean_at(self, inputs: Array) -> Array:
+        """The means at other inputs of the same rows."""
+        return self.shift + along(self.slopes, inputs, self.event_dim)
+
+
+def along(slopes: Array, inputs: Array, event_dim: int) -> Array:
+    """Products G'x of slopes (..., P, D), or (..., D) where ``event_dim`` is 0, with inputs (..., D)."""
+    return (slopes * (inputs[..., None, :] if event_dim else inputs)).sum(-1)
 
 
 class CorrelatedOutputs(Values):
@@ -266,8 +300,7 @@ class JointOutputs(Rule):
         fn, function = require_hidden(self, site)
         expect(fn.event_dim == 1, f"several outputs at {site.name!r}", "a scalar function", "use GivenInducing()")
         P = fn.event_shape[0]
-        A = _by_output(function, function.features(_rows(fn)))
-        T = _weights(self.weights, site, fn, (P,)).reshape(-1, P, P, A.shape[-1])  # T[n, p, q]: from v_q to h_np
+        T = _weights(self.weights, site, fn, (P,)).reshape(-1, P, P, function.size)  # T[n, p, q]: from v_q to h_np
         shift = site.param("shift", site.initial, event_dim=1)
         tril = site.param(
             "scale_tril",
@@ -275,17 +308,23 @@ class JointOutputs(Rule):
             event_dim=2,
             constraint=row_scaled_tril,
         )
-        v: Any = function.v
-        loc = shift + einsum("npqm,qm->np", T, v.loc).reshape(fn.loc.shape)  # T vec(m) + t
-        belief_covariance = gap = None
-        if not v.known:
-            # T - a, with a[n, p, q] = 0 for p != q
-            between = T - jnp.eye(P, dtype=A.dtype)[:, :, None] * jnp.moveaxis(A, 1, 0)[:, None]
-            # sum_q T_q Sigma_q T_q' (N, P, P), because outputs of v are independent
-            covariance = jax.vmap(lambda rows: v.feature_covariance(jnp.moveaxis(rows, 1, 0)).sum(0))
-            belief_covariance = covariance(T).reshape(*fn.loc.shape, P)
-            gap = jnp.diagonal(covariance(between), axis1=-2, axis2=-1).reshape(fn.loc.shape)
-        return CorrelatedOutputs(loc, jnp.tril(tril), belief_covariance, gap)
+        return joint_outputs(fn, T, shift, jnp.tril(tril))
+
+
+def joint_outputs(fn: Any, T: Array, shift: Array, scale_tril: Array) -> CorrelatedOutputs:
+    """q(h | v) with weights T (N, P, P, M) of all inducing values, for the model's distribution ``fn`` of h."""
+    v, P = fn.function.v, T.shape[1]
+    loc = shift + _unrows(einsum("npqm,qm->np", T, v.loc), fn)  # T vec(m) + t
+    belief_covariance = gap = None
+    if not v.known:
+        A = _by_output(fn.function, fn.function.features(_rows(fn)))
+        # T - a, with a[n, p, q] = 0 for p != q
+        between = T - jnp.eye(P, dtype=A.dtype)[:, :, None] * jnp.moveaxis(A, 1, 0)[:, None]
+        # sum_q T_q Sigma_q T_q' (N, P, P), because outputs of v are independent
+        covariance = jax.vmap(lambda rows: v.feature_covariance(jnp.moveaxis(rows, 1, 0)).sum(0))
+        belief_covariance = covariance(T).reshape(*fn.loc.shape, P)
+        gap = _unrows(jnp.diagonal(covariance(between), axis1=-2, axis2=-1), fn)
+    return CorrelatedOutputs(loc, scale_tril, belief_covariance, gap)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,8 +388,7 @@ class GivenBelow(Rule):
             event_dim=fn.event_dim,
             constraint=constraints.positive,
         )
-        along = (G * (x[..., None, :] if fn.event_dim else x)).sum(-1)  # G_n' x_n
-        return FunctionValues(shift + along, jnp.square(scale), event_dim=fn.event_dim)
+        return LinearValues(shift, G, jnp.square(scale), x, fn.event_dim)  # N(G_n' x_n + t_n, Omega_n)
 
 
 def _require_weights(rule: str, weights: Any) -> None:
