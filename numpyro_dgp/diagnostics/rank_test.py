@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import logsumexp, ndtr, ndtri
 
-__all__ = ["EXCLUDED", "Verdict", "judge", "log_ratios", "rank_probabilities"]
+__all__ = ["ALTERNATIVES", "EXCLUDED", "Verdict", "judge", "log_ratios", "log_wealth", "rank_probabilities"]
 
 _SHIFTS = (-1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0)
 _WIDTHS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4, 2.0, 3.0)
@@ -77,14 +77,20 @@ def log_ratios(ranks: np.ndarray, num_samples: int, alternatives: np.ndarray) ->
 
 
 def _log_ratios_of_bins(ranks: np.ndarray, num_samples: int) -> np.ndarray:
-    """The same for frequencies of bins, with a uniform prior on them (R, J)."""
+    """The same for frequencies of bins, with a uniform prior on them (R, J, 1)."""
     bins = min(_BINS, num_samples + 1)
     of_rank = np.arange(num_samples + 1) * bins // (num_samples + 1)
     uniform = np.bincount(of_rank) / (num_samples + 1)
     hits = of_rank[ranks][..., None] == np.arange(bins)
     before = hits.cumsum(0) - hits
     rule = (before + 1) / (before.sum(-1, keepdims=True) + bins)  # Laplace's rule of succession
-    return np.log((hits * rule / uniform).sum(-1)).cumsum(0)
+    return np.log((hits * rule / uniform).sum(-1, keepdims=True)).cumsum(0)
+
+
+def log_wealth(ranks: np.ndarray, num_samples: int) -> np.ndarray:
+    """The logarithm of what each bet has made of a stake of one, after each of R ranks (R, J): (R, J, K + 1)."""
+    of_alternatives = log_ratios(ranks, num_samples, ALTERNATIVES)
+    return np.concatenate([of_alternatives, _log_ratios_of_bins(ranks, num_samples)], -1)
 
 
 def judge(ranks: Mapping[str, np.ndarray], num_samples: int, level: float) -> Verdict:
@@ -100,9 +106,7 @@ def judge(ranks: Mapping[str, np.ndarray], num_samples: int, level: float) -> Ve
     columns = {name: np.asarray(rank).reshape(len(rank), -1) for name, rank in ranks.items()}
     together = np.concatenate(list(columns.values()), 1)
     stakes = np.concatenate([np.full(c.shape[1], 1 / c.shape[1] / len(columns)) for c in columns.values()])
-    bets = np.concatenate(
-        [log_ratios(together, num_samples, ALTERNATIVES), _log_ratios_of_bins(together, num_samples)[..., None]], -1
-    )
+    bets = log_wealth(together, num_samples)
     by_entry = logsumexp(bets, axis=-1) - np.log(bets.shape[-1])
     log_e = logsumexp(by_entry, axis=1, b=stakes)  # log E_n
     alarms = np.flatnonzero(log_e >= -np.log(level))

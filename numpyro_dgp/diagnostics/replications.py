@@ -154,8 +154,27 @@ def _fitted(inference: Any, num_steps: int | None) -> _Fitted:
 def _run(program: Callable[..., Any], key: Array, given: Values, call: _Call) -> Trace:
     """A trace of a program on all rows, given values of some of its sites."""
     seeded = handlers.substitute(handlers.seed(program, key), data=given)
-    with handlers.block(), require(WHOLE_DATA, ALL_ROWS):
-        return handlers.trace(seeded).get_trace(*call[0], **call[1])
+    with handlers.block(), require(WHOLE_DATA, ALL_ROWS) as met:
+        sites = handlers.trace(seeded).get_trace(*call[0], **call[1])
+    expect(
+        not met.unset,
+        "a prior for every unknown of the program",
+        f"numpyro.param {sorted(met.unset)}",
+        "write numpyro.sample, or fix values by numpyro.handlers.substitute(model, data=values)",
+    )
+    return sites
+
+
+def _on_shapes(program: Callable[..., Any], call: _Call) -> Trace:
+    """A trace of a program that has shapes only, and no arithmetic."""
+    found: list[Trace] = []
+
+    def run(key: Array) -> tuple[()]:
+        found.append(_run(program, key, {}, call))
+        return ()
+
+    jax.eval_shape(run, jax.random.key(0))
+    return found[0]
 
 
 def _with_data(model: Callable[..., Any], call: _Call, data: Values) -> _Call:
@@ -307,11 +326,11 @@ def _doubled(call: _Call, data: Values) -> _Call:
     return jax.tree.map(twice, call)
 
 
-def _require_rows(once: Trace, twice: Trace) -> None:
+def _require_rows(latents: dict[str, Any], twice: Trace) -> None:
     """Raise unless a program at twice as many rows has the same functions, and values at its rows are independent given
     what all rows share."""
-    for name, site in _latents(once).items():
-        shapes = [jnp.shape(sites[name]["value"]) for sites in (once, twice)]
+    for name, site in latents.items():
+        shapes = [jnp.shape(some["value"]) for some in (site, twice[name])]
         kind, differ = site_kind(site), [a != b for a, b in zip(*shapes, strict=True)]
         alone = kind == "latent" or (kind == "hidden" and is_row_by_row(site["fn"]))
         expect(
@@ -326,7 +345,6 @@ def _require_rows(once: Trace, twice: Trace) -> None:
 @one_thread
 def _prepared(
     fitted: _Fitted,
-    key: Array,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     simulator: Callable[..., Any] | None,
@@ -339,34 +357,27 @@ def _prepared(
     parameters = inspect.signature(model).parameters
     bound = inspect.signature(model).bind_partial(*call[0], **call[1]).arguments
     given = {n: v for n, v in bound.items() if v is not None}
-    with handlers.block():  # which arguments are observations
-        sites = handlers.trace(handlers.seed(model, key)).get_trace(*call[0], **call[1])
+    sites = _on_shapes(model, call)
     data = {name: given[name] for name in given if name in sites and sites[name]["type"] == "sample"}
-    without = {name: value for name, value in bound.items() if name not in data}
-    call = _with_data(model, ((), {}), without)
-    sites = _run(simulator or model, key, {}, call)
-    observed = {name: sites[name]["value"] for name in parameters if name in sites and sites[name]["type"] == "sample"}
+    call = _with_data(model, ((), {}), {name: value for name, value in bound.items() if name not in data})
+    sites = _on_shapes(simulator or model, call)
+    observed = [name for name in parameters if name in sites and sites[name]["type"] == "sample"]
     expect(
-        observed and (not data or data.keys() == observed.keys()),
+        observed and (not data or list(data) == observed),
         "a program whose observed sites have the names of the arguments for them, all or none of them given",
         f"arguments {list(parameters)}, of which {list(data)} are given, and sites {list(sites)}",
         'def model(X, y=None): ... numpyro.sample("y", ..., obs=y)',
     )
     fixed = [n for n, s in sites.items() if s["type"] == "sample" and s["is_observed"]]
     expect(not fixed, "a program that draws all data", f"{fixed} observed", "pass observations as arguments")
-    params = [n for n, s in sites.items() if s["type"] == "param"]
-    expect(
-        not params,
-        "a prior for every unknown of the program",
-        f"numpyro.param {params}",
-        "write numpyro.sample, or fix values by numpyro.handlers.substitute(model, data=values)",
-    )
-    at_data = _with_data(model, call, observed)
-    missing = _latents(_run(model, key, {}, at_data)).keys() - sites.keys()
+    zeros = {name: jnp.zeros(sites[name]["value"].shape, sites[name]["value"].dtype) for name in observed}
+    at_data = _with_data(model, call, zeros)
+    missing = _latents(_on_shapes(model, at_data)).keys() - sites.keys()
     expect(not missing, "a simulator that draws all latent sites of the program", f"none of {sorted(missing)}")
     doubled = _doubled(call, data) if data else call
     if data:
-        _require_rows(sites, _run(simulator or model, key, {}, doubled))
+        latents = {name: site for name, site in _latents(sites).items() if name not in data}
+        _require_rows(latents, _on_shapes(simulator or model, doubled))
     of_trace = _identified(model, at_data) if quantities is None else _of_user(quantities)
     return _Simulation(fitted, simulator or model, call, data, doubled, of_trace)
 
@@ -403,7 +414,7 @@ def replicate(
     for name, function in (("simulator", simulator), ("quantities", quantities)):
         expect(function is None or callable(function), f"{name} to be a function", type(function).__name__)
     require_call(fitted.model, args, kwargs, "the arguments of the program, with or without observations")
-    simulation = _prepared(fitted, key, args, kwargs, simulator, quantities)
+    simulation = _prepared(fitted, args, kwargs, simulator, quantities)
     if isinstance(inference, SVI) and adapted(inference.guide).keeps_state:  # it is set up in its first call
         call = simulation._from_prior(key)[1]
         inference.init(key, *call[0], **call[1])
