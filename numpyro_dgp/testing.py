@@ -308,6 +308,7 @@ def assert_calibrated(
     *args: Any,
     budget: int = 400,
     level: float = 1e-3,
+    tolerance: float = 1.4,
     num_steps: int | None = None,
     simulator: Callable[..., Any] | None = None,
     quantities: Quantities | None = None,
@@ -325,10 +326,11 @@ def assert_calibrated(
     and fails once :math:`E_n \ge 1 / \mathrm{level}`. Under exact inference that happens, at any n and for all
     quantities together, with a probability of at most ``level`` (Ville's inequality).
 
-    It passes early once four deviations are excluded for every quantity: 0.7 and 1.4 times the right width, and half a
-    standard deviation of bias in either direction. Under each of them that happens with a probability of at most
-    ``level``, too. About a hundred replications are enough where nothing is wrong. It passes also when the budget is
-    used up; errors that are smaller than those, or a small budget, remain unnoticed.
+    It passes early once four deviations are excluded for every quantity: ``1 / tolerance`` and ``tolerance`` times the
+    right width, and a bias of :math:`\sqrt2 \log(\mathrm{tolerance})` standard deviations, 0.48 by default, either way.
+    Under each of them that happens with a probability of at most ``level``, too. About a hundred replications do where
+    nothing is wrong. It passes also when the budget is used up. Smaller errors may remain unnoticed: ``tolerance=1.1``
+    looks for these, and takes a thousand replications and more.
 
     With the same key the outcome is the same, so that the assertion can stand in a test suite.
 
@@ -340,6 +342,7 @@ def assert_calibrated(
             given these.
         budget: number of replications, at most.
         level: probability of a false alarm, at most.
+        tolerance: the factor of width that is excluded before the test passes early.
         num_steps: steps of each fit of an ``SVI``, 1000 by default.
         simulator: the program that data and true values come from, with the same arguments and sites; by default the
             program that is fitted.
@@ -352,7 +355,7 @@ def assert_calibrated(
     Raises:
         AssertionError: the inference is not calibrated. The message has the quantity, how its posterior deviates, and
             the number of replications.
-        ValueError: as ``sbc``; a budget or a level that is not positive.
+        ValueError: as ``sbc``; a level that is no probability, a tolerance that is not above one.
 
     Example:
         >>> import jax, numpyro, optax, numpyro_dgp as dgp
@@ -373,6 +376,7 @@ def assert_calibrated(
     expect(
         isinstance(level, float) and 0 < level < 1, "level to be a probability between 0 and 1", repr(level), "try 1e-3"
     )
+    expect(tolerance > 1, "a tolerance above 1", tolerance, "1.4 is a posterior that is 1.4 times too narrow or wide")
     num_samples, batches = replicate(
         inference, key, args, kwargs, num_replications=budget, num_steps=num_steps, simulator=simulator,
         quantities=quantities,
@@ -381,7 +385,7 @@ def assert_calibrated(
     for batch in batches:
         done.append(batch)
         ranks = joined([some.ranks for some in done])
-        verdict = judge(ranks, num_samples, level)
+        verdict = judge(ranks, num_samples, level, tolerance)
         if verdict.alarm is not None:
             entry = f"{list(verdict.entry)}" * bool(verdict.entry)
             advice = _advice(verdict.quantity, verdict.entry, done, num_samples)

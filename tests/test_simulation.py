@@ -100,15 +100,31 @@ def test_data_show_a_posterior_that_is_the_prior(key):
         assert_calibrated(svi, key, X, num_steps=1)
 
 
+def spread(X, y=None, error=1.0):
+    """A precision in closed form: Gamma(5 + N / 2, 5 + y'y / 2)."""
+    precision = numpyro.sample("precision", dist.Gamma(5.0, 5.0))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Normal(jnp.zeros(len(X)), error * precision**-0.5), obs=y)
+
+
+def precision_guide(X, y=None):
+    one = 1.0 + 0 * numpyro.param("unused", 0.0)
+    numpyro.sample("precision", dist.Gamma(one * (5 + len(X) / 2), 5 + jnp.sum(y**2) / 2))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changed", "quantity"), [(dict(sd=1.1 * SD), "'log density'"), (dict(prior=2.0), "'slope'|'log density'")]
-)
-def test_another_simulator_is_found(key, changed, quantity):
-    """A noise off by a factor of 1.1, of which forty rows tell, and another prior."""
-    many = jnp.linspace(-1, 1, 40)[:, None]
-    with pytest.raises(AssertionError, match=quantity):
-        assert_calibrated(svi_of(), key, many, num_steps=1, simulator=lambda X, y=None: line(X, y, **changed))
+def test_a_noise_off_by_a_factor_of_a_tenth_is_found(key):
+    many = jnp.linspace(-1, 1, 60)[:, None]
+    svi = SVI(spread, precision_guide, optax.sgd(0.0), dgp.ELBO())
+    assert_calibrated(svi, key, many, num_steps=1)
+    with pytest.raises(AssertionError, match=r"of 'precision' after \d\d replications: .* biased low"):
+        assert_calibrated(svi, key, many, num_steps=1, simulator=lambda X, y=None: spread(X, y, error=1.1))
+
+
+@pytest.mark.slow
+def test_another_prior_is_found(key):
+    with pytest.raises(AssertionError, match=r"of '(slope|log density)' after"):
+        assert_calibrated(svi_of(), key, X[:2], num_steps=1, simulator=lambda X, y=None: line(X, y, prior=3.0))
 
 
 @pytest.mark.slow
@@ -166,16 +182,17 @@ def test_an_exact_guide_passes_in_two_hundred_runs():
 
     found = sbc(exact(), jax.random.key(0), X, num_replications=200 * 125, num_steps=2)
     runs = [{n: r.reshape(200, 125, *r.shape[1:])[i] for n, r in found.ranks.items()} for i in range(200)]
-    verdicts = [judge(ranks, 99, 1e-3) for ranks in runs]
+    verdicts = [judge(ranks, 99, 1e-3, 1.4) for ranks in runs]
     assert [v for v in verdicts if v.alarm is not None] == []
     assert np.mean([v.cleared is not None for v in verdicts]) > 0.4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sd", [0.33, 0.3 / 1.4])
-def test_a_wrong_noise_of_a_layer_is_found(key, sd):
+def test_a_wrong_noise_of_a_layer_is_found(key):
+    """By a factor of 1.1, which changes nothing but the width of the posterior, so that it takes many replications."""
+    settings = dict(num_steps=2, tolerance=1.1, budget=1500)
     with pytest.raises(AssertionError, match="expected uniform ranks of true values"):
-        assert_calibrated(exact(), key, X, num_steps=2, budget=1000, simulator=lambda X, y=None: layer(X, y, sd))
+        assert_calibrated(exact(), key, X, simulator=lambda X, y=None: layer(X, y, sd=0.33), **settings)
 
 
 @pytest.mark.slow
@@ -229,8 +246,13 @@ def test_guides_of_numpyro(key):
     """An autoguide, which sets itself up in its first call, on a posterior that is Gaussian."""
     svi = SVI(line, AutoNormal(line), optax.adam(0.05), dgp.ELBO())
     assert_calibrated(svi, key, X, num_steps=400)
-    with pytest.raises(AssertionError, match="the loss still fell at the end of"):
-        assert_calibrated(SVI(line, AutoNormal(line), optax.adam(0.002), dgp.ELBO()), key, X, num_steps=100)
+
+
+@pytest.mark.slow
+def test_a_fit_that_has_not_converged(key):
+    svi = SVI(layer, dgp.guides.InducingPoint(layer), optax.adam(0.02), dgp.ELBO())
+    with pytest.raises(AssertionError, match=r"the loss still fell at the end of \d+% of the fits: increase"):
+        assert_calibrated(svi, key, X, num_steps=50)
 
 
 @pytest.mark.slow
@@ -302,6 +324,7 @@ WRONG = {
     ),
     "no arguments": (lambda: sbc(of(line), KEY), "expected the arguments of the model, got 0 positional"),
     "a level": (lambda: assert_calibrated(of(line), KEY, X, level=5.0), "level to be a probability between 0 and 1"),
+    "a tolerance": (lambda: assert_calibrated(of(line), KEY, X, tolerance=0.7), "a tolerance above 1, got 0.7"),
     "a simulator": (lambda: sbc(of(line), KEY, X, simulator=X), "expected simulator to be a function, got ArrayImpl"),
     "other names": (lambda: sbc(of(renamed), KEY, X), r"observed sites have the names of the arguments .*'targets'"),
     "parameters": (lambda: sbc(of(learned), KEY, X), r"a prior for every unknown .* numpyro\.param \['sd'\]"),

@@ -29,15 +29,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import logsumexp, ndtr, ndtri
 
-__all__ = ["ALTERNATIVES", "EXCLUDED", "Verdict", "judge", "log_ratios", "log_wealth", "rank_probabilities"]
+__all__ = ["ALTERNATIVES", "Verdict", "gross", "judge", "log_ratios", "log_wealth", "rank_probabilities"]
 
 _SHIFTS = (-1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0)
 _WIDTHS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4, 2.0, 3.0)
 ALTERNATIVES = np.array([(s, c) for s in _SHIFTS for c in _WIDTHS if (s, c) != (0.0, 1.0)])
 """Shifts and widths that are bet on, with equal stakes (K, 2)."""
-
-EXCLUDED = np.array([(0.0, 0.7), (0.0, 1.4), (-0.5, 1.0), (0.5, 1.0)])
-"""Those that must be excluded, each for every quantity, before a test ends early without an alarm."""
 
 _BINS = 5
 """Of ranks, whose frequencies are bet on too: distributions of ranks of any other shape."""
@@ -48,7 +45,7 @@ class Verdict(NamedTuple):
 
     Args:
         alarm: the number of replications after which the alarm came; ``None`` for none.
-        cleared: the number after which all of :data:`EXCLUDED` were excluded; ``None`` before.
+        cleared: the number after which all deviations of :func:`gross` were excluded; ``None`` before.
         quantity: the name of the quantity with the strongest evidence in all ranks.
         entry: the index of its entry.
         deviation: what its posterior is like, in words.
@@ -93,7 +90,16 @@ def log_wealth(ranks: np.ndarray, num_samples: int) -> np.ndarray:
     return np.concatenate([of_alternatives, _log_ratios_of_bins(ranks, num_samples)], -1)
 
 
-def judge(ranks: Mapping[str, np.ndarray], num_samples: int, level: float) -> Verdict:
+def gross(tolerance: float) -> np.ndarray:
+    r"""Shifts and widths (4, 2) that a test excludes before it ends early: too narrow and too wide by a factor
+    :math:`\tau`, and shifts by :math:`\pm\sqrt2 \log \tau`, which are about as far from uniform ranks:
+    :math:`\mathrm{KL} = \log^2 \tau` to second order.
+    """
+    shift = 2**0.5 * np.log(tolerance)
+    return np.array([(0.0, 1 / tolerance), (0.0, tolerance), (-shift, 1.0), (shift, 1.0)])
+
+
+def judge(ranks: Mapping[str, np.ndarray], num_samples: int, level: float, tolerance: float) -> Verdict:
     """The verdict on ranks by quantity (R, ...), of whole numbers from 0 to S, in their order.
 
     Quantities have equal stakes, and entries of a quantity too.
@@ -102,6 +108,7 @@ def judge(ranks: Mapping[str, np.ndarray], num_samples: int, level: float) -> Ve
         ranks: by quantity.
         num_samples: the number of draws, S.
         level: the probability of a false alarm, at most.
+        tolerance: the factor of :func:`gross`.
     """
     columns = {name: np.asarray(rank).reshape(len(rank), -1) for name, rank in ranks.items()}
     together = np.concatenate(list(columns.values()), 1)
@@ -110,7 +117,7 @@ def judge(ranks: Mapping[str, np.ndarray], num_samples: int, level: float) -> Ve
     by_entry = logsumexp(bets, axis=-1) - np.log(bets.shape[-1])
     log_e = logsumexp(by_entry, axis=1, b=stakes)  # log E_n
     alarms = np.flatnonzero(log_e >= -np.log(level))
-    ever = np.minimum.accumulate(log_ratios(together, num_samples, EXCLUDED), 0)
+    ever = np.minimum.accumulate(log_ratios(together, num_samples, gross(tolerance)), 0)
     clear = np.flatnonzero((ever <= np.log(level)).all((1, 2)))
     worst = int((by_entry[-1] + np.log(stakes)).argmax())
     names = [(name, index) for name, rank in ranks.items() for index in np.ndindex(np.shape(rank)[1:])]

@@ -104,12 +104,12 @@ def _by_svi(svi: SVI, num_steps: int) -> _Fitted:
 
 
 def _falls(losses: Array) -> Array:
-    """Whether the last tenth of the losses lies below the tenth before it, by more than two standard errors."""
-    tenth = len(losses) // 10
-    if tenth < 2:
+    """Whether the last quarter of the losses lies below the quarter before it, by more than two standard errors."""
+    quarter = len(losses) // 4
+    if quarter < 2:
         return jnp.array(False)
-    before, last = losses[-2 * tenth : -tenth], losses[-tenth:]
-    return before.mean() - last.mean() > 2 * jnp.sqrt((before.var() + last.var()) / tenth)
+    before, last = losses[-2 * quarter : -quarter], losses[-quarter:]
+    return before.mean() - last.mean() > 2 * jnp.sqrt((before.var() + last.var()) / quarter)
 
 
 def _by_mcmc(mcmc: MCMC) -> _Fitted:

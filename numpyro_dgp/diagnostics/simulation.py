@@ -143,8 +143,8 @@ def sbc(
         >>> {name: ranks.shape for name, ranks in found.ranks.items()}
         {'f(x) of y': (10, 8), 'log density': (10,)}
 
-    Source: Talts et al. (2018); Yao et al. (2018), algorithm 2, for guides; Modrák et al. (2025) for quantities that
-    depend on the data; Säilynoja et al. (2025) for simulation given data.
+    Source: Talts et al. (2018); Yao et al. (2018), algorithm 2, for guides; Modrak et al. (2023) for quantities that
+    depend on the data; Sailynoja et al. (2025) for simulation given data.
     """
     num_samples, batches = replicate(
         inference, key, args, kwargs, num_replications=num_replications, num_steps=num_steps, simulator=simulator,
