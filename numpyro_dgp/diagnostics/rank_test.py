@@ -48,7 +48,7 @@ class Verdict(NamedTuple):
         cleared: the number after which all deviations of :func:`gross` were excluded; ``None`` before.
         quantity: the name of the quantity with the strongest evidence in all ranks.
         entry: the index of its entry.
-        deviation: what its posterior is like, in words.
+        deviation: how its posterior deviates.
         log_e: the logarithm of the largest :math:`E_n`.
     """
 
@@ -126,12 +126,12 @@ def judge(ranks: Mapping[str, np.ndarray], num_samples: int, level: float, toler
         cleared=int(clear[0]) + 1 if len(clear) else None,
         quantity=names[worst][0],
         entry=names[worst][1],
-        deviation=_in_words(int(bets[-1, worst].argmax())),
+        deviation=_described(int(bets[-1, worst].argmax())),
         log_e=float(log_e.max()),
     )
 
 
-def _in_words(best: int) -> str:
+def _described(best: int) -> str:
     """The alternative that the ranks make most probable."""
     if best == len(ALTERNATIVES):
         return "has another shape"
