@@ -28,12 +28,11 @@ from numpyro.infer import MCMC, NUTS, SVI
 
 import numpyro_dgp as dgp
 from numpyro_dgp import plots
-from numpyro_dgp.diagnostics import Simulated, coverage, pit, uniformity, vsbc
+from numpyro_dgp.diagnostics import coverage, pit, sbc, uniformity
 
 X = jnp.linspace(-1, 1, 8)[:, None]
 Z = dgp.Points(jnp.linspace(-1, 1, 4)[:, None])
 SITES = ("noise", "scale", "f", "g")
-DRAWS = 99
 
 
 def program(X: Any, y: Any = None) -> None:
@@ -73,23 +72,9 @@ def converged(steps: int, repeats: int = 4) -> None:
         print("| " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
 
 
-def ranks_of_chains(repeats: int, warmup: int, thinning: int) -> Simulated:
-    """Ranks of true values among draws by NUTS given data simulated with them."""
-    transformed = dgp.for_mcmc(program)
-
-    def once(key: jax.Array) -> dict[str, jax.Array]:
-        truth_key, chain_key = jax.random.split(key)
-        truth = handlers.trace(handlers.seed(transformed, truth_key)).get_trace(X)
-        mcmc = MCMC(
-            NUTS(transformed, max_tree_depth=6), num_warmup=warmup, num_samples=thinning * DRAWS, thinning=thinning,
-            progress_bar=False,
-        )  # fmt: skip
-        mcmc.run(chain_key, X, truth["y"]["value"])
-        found = mcmc.get_samples()
-        return {name: (found[name] < truth[name]["value"]).sum(0) for name in SITES}
-
-    found = jax.jit(jax.vmap(once))(jax.random.split(jax.random.key(2), repeats))
-    return Simulated.of({name: np.asarray(value).reshape(repeats, -1) for name, value in found.items()}, DRAWS)
+def ranked(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of all sites, inducing values of both layers too."""
+    return {name: values[name] for name in SITES}
 
 
 def halves() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
@@ -152,13 +137,17 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     found = {
-        name: vsbc(SVI(program, guide, falling(args.steps), dgp.ELBO()), jax.random.key(0), X,
-                   num_replications=args.repeats, num_steps=args.steps, num_samples=DRAWS)
+        name: sbc(SVI(program, guide, falling(args.steps), dgp.ELBO()), jax.random.key(0), X,
+                  num_replications=args.repeats, num_steps=args.steps, quantities=ranked)
         for name, guide in guides(program).items()
     }  # fmt: skip
     converged(args.steps)
     print(f"{time.perf_counter() - start:.0f} s for {2 * args.repeats} fits", flush=True)
-    found["NUTS"] = ranks_of_chains(args.repeats, args.warmup, args.thinning)
+    chain = MCMC(
+        NUTS(dgp.for_mcmc(program), max_tree_depth=6), num_warmup=args.warmup, num_samples=args.thinning * 99,
+        thinning=args.thinning, progress_bar=False,
+    )  # fmt: skip
+    found["NUTS"] = sbc(chain, jax.random.key(2), X, num_replications=args.repeats, quantities=ranked)
     print(f"{time.perf_counter() - start:.0f} s with {args.repeats} chains", flush=True)
     held_out = transforms(args.steps, args.warmup, args.samples)
     print(f"{time.perf_counter() - start:.0f} s in all\n")
@@ -167,7 +156,7 @@ def main() -> None:
     for name, simulated in found.items():
         values = {site: simulated.ranks[site].reshape(args.repeats, -1) for site in SITES}
         tests = [min(1.0, simulated.uniform[site].min() * values[site].shape[1]) for site in SITES]
-        spread = [((ranks + 0.5) / (DRAWS + 1)).std() * 12**0.5 for ranks in values.values()]
+        spread = [((ranks + 0.5) / (simulated.num_samples + 1)).std() * 12**0.5 for ranks in values.values()]
         cells = [f"{p:.1g}" for p in tests] + [f"{sd:.2f}" for sd in spread]
         print(f"| {name} | " + " | ".join(cells) + " |")
     print("uniform: smallest p-value times number of values; then standard deviations of ranks, 1 if uniform\n")

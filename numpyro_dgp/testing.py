@@ -1,4 +1,5 @@
-"""Conformance checks for your own kernels, likelihoods and guides, and a small program to try them with.
+"""Conformance checks for your own kernels, likelihoods, guides and whole inferences, and a small program to try them
+with.
 
 A check raises an ``AssertionError`` that names the property that fails.
 """
@@ -20,6 +21,9 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro_dgp._checks import expect, expected, require_count, require_finite, require_inputs
 from numpyro_dgp._repr import public_dir
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.diagnostics.rank_test import judge
+from numpyro_dgp.diagnostics.replications import Inference, Quantities, Replications, joined, replicate
+from numpyro_dgp.diagnostics.simulation import Simulated
 from numpyro_dgp.functions.function_values import FunctionValues
 from numpyro_dgp.functions.points import Points
 from numpyro_dgp.guides.record import record_of
@@ -31,8 +35,15 @@ from numpyro_dgp.likelihoods.likelihood import Likelihood
 from numpyro_dgp.math.quadrature import GaussHermite, MonteCarlo
 from numpyro_dgp.primitives import gp
 
-__all__ = ["check_guide", "check_kernel", "check_likelihood", "parameter_shapes", "toy"]
+__all__ = ["assert_calibrated", "check_guide", "check_kernel", "check_likelihood", "parameter_shapes", "toy"]
 __dir__ = public_dir(globals())
+
+
+_DEPENDENT = 0.2
+"""Correlation of neighbouring posterior samples above which their ranks are not uniform."""
+
+_UNFINISHED = 0.5
+"""Share of fits that have not converged above which they are a likely reason of an alarm."""
 
 
 def toy(num_layers: int = 1) -> tuple[Callable[..., None], Array, Array]:
@@ -289,3 +300,115 @@ def check_guide(
         program = handlers.substitute(given(model, jax.random.key(4)), data=values)
         prediction = handlers.trace(program).get_trace(rows)[observed[0]]["value"]
         _require(len(prediction) == len(rows), f"{len(rows)} predictions at new inputs, got {len(prediction)}")
+
+
+def assert_calibrated(
+    inference: Inference,
+    key: Array,
+    *args: Any,
+    budget: int = 400,
+    level: float = 1e-3,
+    tolerance: float = 1.4,
+    num_steps: int | None = None,
+    simulator: Callable[..., Any] | None = None,
+    quantities: Quantities | None = None,
+    **kwargs: Any,
+) -> Simulated:
+    r"""Assert that an inference recovers the truth: simulation-based calibration as a sequential test.
+
+    Replications are those of :func:`~numpyro_dgp.diagnostics.sbc`, 25 at a time: draw parameters and data, fit, and
+    rank the true values among posterior draws. Ranks :math:`r_{ij}` of quantities j are uniform if inference is exact.
+    The test bets on the ranks of posteriors that are shifted by :math:`\delta` standard deviations and c times as wide,
+
+    .. math:: E_n = \operatorname*{mean}_j\, \operatorname*{mean}_{\delta, c}\,
+              \prod_{i \le n} \frac{p_{\delta c}(r_{ij})}{1 / (S + 1)} ,
+
+    and fails once :math:`E_n \ge 1 / \mathrm{level}`. Under exact inference that happens, at any n and for all
+    quantities together, with a probability of at most ``level`` (Ville's inequality).
+
+    It passes early once four deviations are excluded for every quantity: ``1 / tolerance`` and ``tolerance`` times the
+    right width, and a bias of :math:`\sqrt2 \log(\mathrm{tolerance})` standard deviations, 0.48 by default, either way.
+    Under each of them that happens with a probability of at most ``level``, too. About a hundred replications do where
+    nothing is wrong. It passes also when the budget is used up. Smaller errors may remain unnoticed: ``tolerance=1.1``
+    looks for these, and takes a thousand replications and more.
+
+    With the same key the outcome is the same, so that the assertion can stand in a test suite.
+
+    Args:
+        inference: an ``SVI``, whose fits take ``num_steps`` steps; or an ``MCMC`` of ``NUTS(dgp.for_mcmc(model))`` or
+            ``dgp.mcmc.Gibbs(model)``, with ``thinning=`` that makes its samples nearly independent.
+        key: PRNG key.
+        *args: arguments of the program, without observations for data from the prior, or with all of them for data
+            given these.
+        budget: number of replications, at most.
+        level: probability of a false alarm, at most.
+        tolerance: the factor of width that is excluded before the test passes early.
+        num_steps: steps of each fit of an ``SVI``, 1000 by default.
+        simulator: the program that data and true values come from, with the same arguments and sites; by default the
+            program that is fitted.
+        quantities: what is ranked, from values by site; by default what ``sbc`` ranks.
+        **kwargs: keyword arguments of the program.
+
+    Returns:
+        All ranks, as :class:`~numpyro_dgp.diagnostics.Simulated`.
+
+    Raises:
+        AssertionError: the inference is not calibrated. The message has the quantity, how its posterior deviates, and
+            the number of replications.
+        ValueError: as ``sbc``; a level that is no probability, a tolerance that is not above one.
+
+    Example:
+        >>> import jax, numpyro, optax, numpyro_dgp as dgp
+        >>> model, X, _ = dgp.testing.toy()
+        >>> guide = dgp.guides.InducingPoint(model)
+        >>> step = dgp.optim.NaturalGradient(guide, 1.0, optax.adam(0.01))  # a single one gives the exact posterior
+        >>> exact = numpyro.infer.SVI(model, guide, step, dgp.ELBO())
+        >>> found = dgp.testing.assert_calibrated(exact, jax.random.key(0), X, num_steps=2)
+        >>> len(found.ranks["log density"])
+        125
+        >>> narrow = numpyro.infer.SVI(model, dgp.guides.MeanField(model), optax.adam(0.1), dgp.ELBO())
+        >>> dgp.testing.assert_calibrated(narrow, jax.random.key(0), X, num_steps=200)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        AssertionError: expected uniform ranks of true values, got others of ...
+
+    Source: Talts et al. (2018); Ramdas et al. (2023) for sequential tests by betting.
+    """
+    expect(
+        isinstance(level, float) and 0 < level < 1, "level to be a probability between 0 and 1", repr(level), "try 1e-3"
+    )
+    expect(tolerance > 1, "a tolerance above 1", tolerance, "1.4 is a posterior that is 1.4 times too narrow or wide")
+    num_samples, batches = replicate(
+        inference, key, args, kwargs, num_replications=budget, num_steps=num_steps, simulator=simulator,
+        quantities=quantities,
+    )  # fmt: skip
+    done: list[Replications] = []
+    for batch in batches:
+        done.append(batch)
+        ranks = joined([some.ranks for some in done])
+        verdict = judge(ranks, num_samples, level, tolerance)
+        if verdict.alarm is not None:
+            entry = f"{list(verdict.entry)}" * bool(verdict.entry)
+            advice = _advice(verdict.quantity, verdict.entry, done, num_samples)
+            raise AssertionError(
+                f"expected uniform ranks of true values, got others of {verdict.quantity!r}{entry} after "
+                f"{verdict.alarm} replications: its posterior {verdict.deviation} (e-value "
+                f"{np.exp(verdict.log_e):.2g}, limit {1 / level:.3g}){advice}"
+            )
+        if verdict.cleared is not None:
+            break
+    return Simulated.of(ranks, num_samples)
+
+
+def _advice(quantity: str, entry: tuple[int, ...], done: list[Replications], num_samples: int) -> str:
+    """What else the replications show that explains an alarm."""
+    at = (slice(None), *entry)
+    ranks = np.concatenate([some.ranks[quantity][at] for some in done])
+    if np.isin(ranks, (0, num_samples)).all():
+        return "; all its ranks are 0 or S, as those of a point: give it a distribution, other=dgp.guides.Normal()"
+    correlation = np.mean([some.autocorrelation[quantity][at].mean() for some in done])
+    if correlation > _DEPENDENT:
+        return f"; neighbouring samples have the correlation {correlation:.2f}: increase thinning= of the MCMC"
+    unfinished = np.mean([some.unfinished.mean() for some in done])
+    if unfinished > _UNFINISHED:
+        return f"; the loss still fell at the end of {unfinished:.0%} of the fits: increase num_steps="
+    return ""

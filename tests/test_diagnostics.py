@@ -32,7 +32,6 @@ from numpyro_dgp.diagnostics import (
     pareto_shape,
     pit,
     uniformity,
-    vsbc,
 )
 from numpyro_dgp.diagnostics.comparison import _has_converged
 
@@ -266,53 +265,6 @@ def test_figure_of_ranks():
         Simulated.of({"g": np.arange(101)}, 99)
 
 
-def natural(guide):
-    return dgp.optim.NaturalGradient(guide, 1.0, optax.adam(0.01))
-
-
-@pytest.mark.long
-def test_simulated_calibration_of_an_exact_guide():
-    """One natural step gives the exact posterior, whose ranks are uniform; a prior's are too close to the middle."""
-    guide = dgp.guides.InducingPoint(exact)
-    found = vsbc(
-        SVI(exact, guide, natural(guide), dgp.ELBO()), jax.random.key(0), few, num_replications=400, num_steps=2
-    )
-    assert found.ranks["g"].shape == (400, 10)
-    assert found.ranks["g"].max() <= found.num_samples == 99
-    assert found.uniform["g"].min() > 0.05 / 10 / 2
-    assert found.symmetry["g"].min() > 0.05 / 10 / 2
-    wide = dgp.guides.InducingPoint(exact, inducing=dgp.guides.Diagonal(1.0))
-    found = vsbc(
-        SVI(exact, wide, optax.sgd(0.0), dgp.ELBO()), jax.random.key(0), few, num_replications=400, num_steps=1
-    )
-    assert found.uniform["g"].min() > 0.05 / 10 / 2  # draws of the prior itself are calibrated, and useless
-    narrow = dgp.guides.InducingPoint(exact, inducing=dgp.guides.Diagonal(0.3))
-    found = vsbc(
-        SVI(exact, narrow, optax.sgd(0.0), dgp.ELBO()), jax.random.key(0), few, num_replications=400, num_steps=1
-    )
-    assert found.uniform["g"].max() < 1e-6
-    assert found.symmetry["g"].min() > 0.05 / 10 / 2
-
-
-@pytest.mark.slow
-def test_simulated_calibration_notices_bias(key):
-    def model(X, y=None):
-        rate = numpyro.sample("rate", dist.Normal(1.0, 1.0))
-        with numpyro.plate("data", len(X)):
-            numpyro.sample("y", dist.Normal(rate, 0.5), obs=y)
-
-    def biased(X, y=None):
-        shift = numpyro.param("shift", 0.5)
-        numpyro.sample("rate", dist.Normal(jnp.mean(y) + shift, 0.2))
-
-    svi = SVI(model, biased, optax.sgd(0.0), dgp.ELBO())
-    found = vsbc(svi, key, few, num_replications=60, num_steps=1, num_samples=19)
-    assert found.symmetry["rate"] < 1e-4
-    assert found.uniform["rate"] < 1e-4
-    with pytest.raises(ValueError, match=r"expected at least 10 replications, got 9"):
-        vsbc(svi, key, few, num_replications=9)
-
-
 @pytest.mark.long
 def test_guides_of_one_program_are_not_ranked_by_unreliable_scores(key):
     """A guide that is far too narrow has the best leave-one-out score, of weights that are all unreliable."""
@@ -368,7 +320,14 @@ def test_intervals_of_labels_of_classes_are_not_counted(key):
 def test_comparison_of_exact_fits(key):
     """Columns against closed forms where there are any; a guide that comes with its fit, and one to be fitted."""
     guide = dgp.guides.InducingPoint(exact)
-    result = dgp.fit(SVI(exact, guide, natural(guide), dgp.ELBO()), key, 2, few, few_y, progress_bar=False)
+    result = dgp.fit(
+        SVI(exact, guide, dgp.optim.NaturalGradient(guide, 1.0, optax.adam(0.01)), dgp.ELBO()),
+        key,
+        2,
+        few,
+        few_y,
+        progress_bar=False,
+    )
     guides = {"pair": (guide, result), "adam": dgp.guides.InducingPoint(exact)}
     found = dgp.diagnostics.compare(
         exact, guides, (few, few_y), key=key, test=(X, Y), num_steps=3, num_samples=1000, optim=optax.adam(0.01)

@@ -5,17 +5,16 @@ from numpyro_dgp.diagnostics.arviz import to_arviz
 from numpyro_dgp.diagnostics.calibration import (
     ClassCalibration,
     Coverage,
-    Simulated,
     class_calibration,
     coverage,
     pit,
     uniformity,
-    vsbc,
 )
 from numpyro_dgp.diagnostics.comparison import Comparison, compare
 from numpyro_dgp.diagnostics.convergence import Convergence, convergence
 from numpyro_dgp.diagnostics.evidence import Evidence, evidence
 from numpyro_dgp.diagnostics.reliability import khat, local_khat, loo, pareto_shape
+from numpyro_dgp.diagnostics.simulation import Simulated, sbc
 
 __all__ = [
     "Comparison",
@@ -34,8 +33,8 @@ __all__ = [
     "loo",
     "pareto_shape",
     "pit",
+    "sbc",
     "to_arviz",
     "uniformity",
-    "vsbc",
 ]
 __dir__ = public_dir(globals())

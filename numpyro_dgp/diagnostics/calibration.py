@@ -1,24 +1,22 @@
-"""Calibration of predictive intervals, of posteriors on data simulated from the program, and of labels."""
+"""Calibration of predictive intervals and of labels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
-from numpyro.infer import SVI
 
 from numpyro_dgp._checks import expect, expected, require_count, require_finite, require_key
 from numpyro_dgp._data import known_numbers
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
-from numpyro_dgp.inference.fit_start import require_svi
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["ClassCalibration", "Coverage", "Simulated", "class_calibration", "coverage", "pit", "uniformity", "vsbc"]
+__all__ = ["ClassCalibration", "Coverage", "class_calibration", "coverage", "pit", "uniformity"]
 
 
 class Coverage(NamedTuple):
@@ -41,71 +39,6 @@ class Coverage(NamedTuple):
 
     def __repr__(self) -> str:
         return brief(self)
-
-
-class Simulated(NamedTuple):
-    """Ranks of the true values in posteriors fitted to data simulated from the program, by site.
-
-    Raises:
-        ValueError: :meth:`of` gets ranks outside of 0 to S, or fewer than five replications for each bin.
-
-    Example:
-        >>> import numpy as np
-        >>> from numpyro_dgp.diagnostics import Simulated
-        >>> ranks = np.random.default_rng(0).integers(40, 60, 500)  # never near 0 or 99: q is too wide
-        >>> tests = Simulated.of({"f": ranks}, num_samples=99)
-        >>> bool(tests.uniform["f"] < 0.01), bool(tests.symmetry["f"] > 0.01)
-        (True, True)
-    """
-
-    ranks: dict[str, np.ndarray]
-    """Number of posterior draws below the truth (replications, ...), from 0 to S."""
-    num_samples: int
-    """The number of draws, S."""
-    symmetry: dict[str, np.ndarray]
-    """p-values of Wilcoxon's signed-rank test that they are symmetric: small where a marginal is biased (...)."""
-    uniform: dict[str, np.ndarray]
-    """p-values of a chi-square test that they are uniform: small too where a marginal is too narrow or wide (...)."""
-
-    def __repr__(self) -> str:
-        return brief(self)
-
-    @classmethod
-    def of(cls, ranks: Mapping[str, ArrayLike], num_samples: int, bins: int | None = None) -> Simulated:
-        """The tests for ranks from elsewhere, such as chains run on simulated data.
-
-        Args:
-            ranks: by site (replications, ...), from 0 to S.
-            num_samples: the number of draws, S.
-            bins: of the chi-square test; by default 10, and fewer for fewer than 50 replications.
-
-        Raises:
-            ValueError: ranks outside of 0 to S, or fewer than five replications for each bin.
-
-        Example:
-            >>> rng = np.random.default_rng(0)
-            >>> bool(Simulated.of({"f": rng.integers(0, 100, 500)}, 99).uniform["f"] > 0.05)
-            True
-        """
-        require_count("num_samples", num_samples, "99")
-        found = {name: known_numbers(f"ranks of {name!r}", rank) for name, rank in ranks.items()}
-        if not found or not all(rank.size for rank in found.values()):
-            raise expected(
-                "ranks by site, a row per replication", [r.shape for r in found.values()], "{name: ranks (R, ...)}"
-            )
-        for name, rank in found.items():
-            if not ((rank >= 0) & (rank <= num_samples)).all():
-                raise expected(
-                    f"ranks from 0 to {num_samples}",
-                    f"{rank.min()} to {rank.max()} at site {name!r}",
-                    "a rank is the number of the S draws that are below the truth",
-                )
-        count = min(len(rank) for rank in found.values())
-        bins = min(10, max(1, count // 5)) if bins is None else bins
-        symmetry = {name: _symmetry(rank - num_samples / 2) for name, rank in found.items()}
-        # S + 1 ranks, each in its middle
-        uniform = {name: uniformity((rank + 0.5) / (num_samples + 1), bins) for name, rank in found.items()}
-        return cls(found, num_samples, symmetry, uniform)
 
 
 def pit(draws: ArrayLike, y: ArrayLike, key: Array) -> np.ndarray:
@@ -233,89 +166,10 @@ def uniformity(u: ArrayLike, bins: int = 10) -> np.ndarray:
     return chi2.sf(((counts - mean) ** 2 / mean).sum(0), bins - 1).reshape(values.shape[1:])
 
 
-def vsbc(
-    svi: SVI,
-    key: Array,
-    *args: Any,
-    num_replications: int = 100,
-    num_steps: int = 1000,
-    num_samples: int = 99,
-    observed: Sequence[str] = ("y",),
-    bins: int | None = None,
-    **kwargs: Any,
-) -> Simulated:
-    r"""Variational simulation-based calibration: fits to data simulated from the program.
-
-    .. math:: \phi^i \sim p(\phi), \quad y^i \sim p(y \mid \phi^i), \quad
-              \phi^{is} \sim q^i(\phi), \qquad \mathrm{rank}^i_j = \#\{s : \phi^{is}_j < \phi^i_j\}
-
-    If every :math:`q^i`, fitted to :math:`y^i`, were the posterior, ranks would be uniform. For a q that is only too
-    narrow or too wide they are symmetric about S/2 but not uniform; where they are not symmetric, q is biased on
-    average over the prior. (``vsbc_diagnostic`` of ``numpyro.infer.calibration``, which makes the fits, tests symmetry
-    by a Kolmogorov-Smirnov test of the ranks against their mirror images. The two samples are one, and its p-values
-    come out too small.)
-
-    Limits. The average is over data from the prior: q may still be wrong for *your* data, and a prior
-    with implausible data gives implausible fits. Every replication is a fit of ``num_steps`` steps, whether it has
-    converged or not. Only marginals are tested, without correction for the number of sites. A ``dgp.Likelihood`` draws
-    f(x) of every datum independently given the inducing values, and fits a bound: with few inducing points this
-    mismatch shows too. Sites with a point posterior (``Delta``) have ranks 0 or S.
-
-    Args:
-        svi: the program, which draws the observed sites when called without them, with its guide, an optimiser and an
-            objective.
-        key: PRNG key.
-        *args: arguments of the program, without observations.
-        num_replications: how many fits.
-        num_steps: steps of each fit.
-        num_samples: S draws from each guide; with S + 1 a multiple of ``bins`` the test of uniformity is exact.
-        observed: names of the observed sites, which are the program's arguments for them too.
-        bins: of the chi-square test; by default 10, and fewer for fewer than 50 replications.
-        **kwargs: keyword arguments of the program.
-
-    Returns:
-        Ranks and p-values by site, as :class:`Simulated`.
-
-    Raises:
-        ValueError: no ``SVI``, no PRNG key, or fewer than 10 replications; from NumPyro for other sites or numbers it
-            cannot use.
-
-    Example:
-        >>> import jax, numpyro, optax, numpyro_dgp as dgp
-        >>> model, X, _ = dgp.testing.toy()
-        >>> svi = numpyro.infer.SVI(model, dgp.guides.MeanField(model), optax.adam(0.1), dgp.ELBO())
-        >>> found = dgp.diagnostics.vsbc(svi, jax.random.key(0), X, num_replications=10, num_steps=50)
-        >>> found.ranks["f"].shape  # of 5 inducing values in every replication
-        (10, 5)
-
-    Source: Yao et al. (2018), algorithm 2; Talts et al. (2018) for ranks.
-    """
-    from numpyro.infer.calibration import vsbc_diagnostic
-
-    require_svi(svi)
-    require_key(key)
-    expect(num_replications >= 10, "at least 10 replications", num_replications, "100 are usual")
-    raw = jax.random.PRNGKey(jax.random.bits(key))  # NumPyro reshapes the keys, which fails for typed keys
-    found = vsbc_diagnostic(
-        raw, svi.model, svi.guide, svi.optim, svi.loss, *args, observed_sites=list(observed),
-        num_simulations=num_replications, num_svi_steps=num_steps, num_samples=num_samples,
-        **svi.static_kwargs | kwargs,
-    )  # fmt: skip
-    return Simulated.of(found.ranks, num_samples, bins)
-
-
 def _range(values: np.ndarray) -> str:
     if not values.size or np.isnan(values).any():
         return "NaN" if values.size else "no values"
     return f"{values.min():.3g} to {values.max():.3g}"
-
-
-def _symmetry(centred: np.ndarray) -> np.ndarray:
-    from scipy.stats import wilcoxon
-
-    columns = centred.reshape(len(centred), -1).T
-    tests = [wilcoxon(column).pvalue if column.any() else 1.0 for column in columns]
-    return np.array(tests, float).reshape(centred.shape[1:])
 
 
 class ClassCalibration(NamedTuple):

@@ -16,8 +16,9 @@ from numpyro_dgp.plots.axes import figure_of, open_axes
 from numpyro_dgp.plots.programs import bounds
 
 if TYPE_CHECKING:
-    from numpyro_dgp.diagnostics.calibration import ClassCalibration, Simulated
+    from numpyro_dgp.diagnostics.calibration import ClassCalibration
     from numpyro_dgp.diagnostics.comparison import Comparison
+    from numpyro_dgp.diagnostics.simulation import Simulated
 
 __all__ = ["calibration", "class_reliability", "comparison", "ranks"]
 
@@ -134,7 +135,7 @@ def ranks(found: Simulated, *, bins: int = 10, axes: Mapping[str, Axes] | None =
     uniformity, times the number of values (Bonferroni).
 
     Args:
-        found: from ``diagnostics.vsbc``, or ``Simulated.of`` ranks of chains.
+        found: from ``diagnostics.sbc``, or ``Simulated.of`` ranks of chains.
         bins: number of bars; S + 1 should be a multiple.
         axes: by site, to draw into these and these sites only; all sites in a new figure by default.
 

@@ -7,15 +7,13 @@ import jax
 import jax.numpy as jnp
 import matplotlib
 import numpy as np
-import optax
 import pandas as pd
 import scipy.sparse
-from numpyro.infer import SVI
 from wrong_calls.wrong import Wrong
 
 import numpyro_dgp as dgp
 from numpyro_dgp.densities import kde_log_density, log_mean_exp, shapiro_wilk
-from numpyro_dgp.diagnostics import Simulated, coverage, pit, uniformity, vsbc
+from numpyro_dgp.diagnostics import Simulated, coverage, pit, uniformity
 from numpyro_dgp.initial import Standardizer, kmeans, layers, mixing
 from numpyro_dgp.means import pca, principal_directions
 from numpyro_dgp.rings import Ring
@@ -153,12 +151,6 @@ WRONG = [
     Wrong("pit of few", lambda: pit(DRAWS, Y[:5], KEY), r"over observations of shape \(5,\), got \(50, 20\)"),
     Wrong("pit of a column", lambda: pit(DRAWS, Y[:, None], KEY), r"observations of shape \(20, 1\), got \(50, 20\)"),
     Wrong("pit without key", lambda: pit(DRAWS, Y, "a"), "pit: expected a PRNG key, got str"),
-    Wrong("vsbc without SVI", lambda: vsbc(KEY, len), "vsbc: expected a numpyro.infer.SVI, got"),
-    Wrong(
-        "vsbc without key",
-        lambda: vsbc(SVI(len, len, optax.sgd(0.1), dgp.ELBO()), len),
-        "vsbc: .* a PRNG key, got builtin",
-    ),
     Wrong("pit of no draws", lambda: pit(DRAWS[:0], Y, KEY), r"got \(0, 20\)"),
     Wrong("pit of NaN", lambda: pit(DRAWS, GAPS[:, 0], KEY), "expected finite observations y"),
     Wrong(
