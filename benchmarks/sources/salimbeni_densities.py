@@ -230,9 +230,13 @@ def by_process(train: Digits, tests: list[Digits], noise: float | None, options:
     model = labelled(math.isqrt(train[1].shape[1]), 2, noise, options)
     guide = dgp.guides.InducingPoint(model, latent=dgp.guides.Amortised(), other=dgp.guides.Normal())
     posterior = fit(model, guide, train, len(train[0]), options)
-    of_rows = posterior.using(num_samples=options.draws, batch_size=50, progress_bar=False).log_density
-    found = [float(np.mean(of_rows(jax.random.key(2), y, labels))) for labels, y in tests]
-    return [*found, float(posterior.params.get("noise", noise)) ** 2]
+    of_rows = posterior.using(num_samples=options.draws).log_density
+
+    def density(labels: jax.Array, y: jax.Array) -> float:
+        parts = [slice(n, n + 50) for n in range(0, len(y), 50)]  # which bounds the memory
+        return float(np.concatenate([of_rows(jax.random.key(2), y[part], labels[part]) for part in parts]).mean())
+
+    return [*(density(*test) for test in tests), float(posterior.params.get("noise", noise)) ** 2]
 
 
 def by_autoencoder(train: Digits, tests: list[Digits], noise: float | None, options: Any) -> list[float]:
