@@ -86,7 +86,8 @@ class Configuration(NamedTuple):
     """A row of the table: ``samples`` importance samples (``None`` without a latent), ``last_samples`` in the last
     quarter of the steps; ``handed_on``, the last layer sees the latent too; ``deepened``, all steps go to the program
     without its inner layer, which is then put in as the identity (``dgp.initial.deepen``) and trained half as long at
-    a tenth of the rate."""
+    a tenth of the rate; ``nodes``, the optimal posterior of the latent by that many, instead of an amortised
+    Gaussian."""
 
     layers: int
     latent: bool
@@ -94,6 +95,7 @@ class Configuration(NamedTuple):
     handed_on: bool = False
     deepened: bool = False
     last_samples: int | None = None
+    nodes: int | None = None
 
     def stages(self, steps: int) -> list[Stage]:
         """How the steps are spent."""
@@ -124,6 +126,7 @@ CONFIGURATIONS = {
     "GP": Configuration(1, False, None),
     "GP-GP": Configuration(2, False, None),
     "GP-GP-GP": Configuration(3, False, None),
+    "LV-GP, optimal": Configuration(1, True, 1, nodes=100),
     "LV-GP, VI": Configuration(1, True, 1),
     "LV-GP, IW 5": Configuration(1, True, 5),
     "LV-GP, IW 20": Configuration(1, True, 20),
@@ -173,7 +176,7 @@ def trained(
     posterior = None
     for stage in row.stages(recipe.steps):
         model = make_model(split.X, stage.layers, row.latent, row.handed_on, recipe.num_inducing)
-        proposal = dgp.guides.Amortised()
+        proposal = dgp.guides.Amortised() if row.nodes is None else dgp.guides.Quadrature(row.nodes)
         if stage.samples is None or stage.samples == 1:
             guide: Any = dgp.guides.InducingPoint(model, latent=proposal)
         else:
