@@ -158,7 +158,7 @@ def mixture_network(k: int, X: Any, y: Any, X_test: Any, y_test: Any, options: A
 def compare_trips(options: argparse.Namespace) -> None:
     """Mean negative log densities of test rows."""
     X_test, y_test = trips(options.test, 1)
-    sizes = [100] if options.smoke else [1000, 5000]
+    sizes = [100] if options.smoke else options.rows
     table: dict[str, list[float]] = {}
     for num in sizes:
         X, y = trips(num, 0)
@@ -169,6 +169,7 @@ def compare_trips(options: argparse.Namespace) -> None:
             posterior = fit(model, guide, (inputs * X, y), num, options)
             of_rows = posterior.using(num_samples=1000 if latent else 1).log_density
             found[name] = float(of_rows(jax.random.key(2), y_test, inputs * X_test).mean())
+            print(f"{num} rows, {name}: {-found[name]:.2f}", flush=True)
         found |= kernel_estimates(X, y, X_test, y_test)
         for k in (1, 5, 10, 50):
             found[f"mixture network, {k}"] = mixture_network(k, X, y, X_test, y_test, options)
@@ -382,6 +383,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--num-inducing", type=int, default=100)
     parser.add_argument("--functions", type=int, default=50, help="that are mixed to images")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1000, 5000], help="training rows of trips")
     parser.add_argument("--numbers", type=int, nargs="+", default=[2, 16, 128], help="training images of a label")
     parser.add_argument("--test", type=int, default=500, help="test rows")
     parser.add_argument("--draws", type=int, default=500, help="of the latent, for test densities of images")

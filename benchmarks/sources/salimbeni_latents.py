@@ -319,7 +319,7 @@ def keep(path: Path, split: regression.Split, draws: np.ndarray) -> None:
     np.savez(path, X=np.asarray(split.X_test)[rows], y=np.asarray(split.y_test)[rows], draws=draws[:500, rows])
 
 
-def draw(folder: Path, path: Path) -> None:
+def draw(folder: Path, names: list[str], path: Path) -> None:
     """Figure 5.5: draws of y and the data in the plane of the principal components of (x, y).
 
     Figures 5.6 and 5.7: densities of y at thirty rows, each in its own standard units, coloured by the first principal
@@ -331,10 +331,11 @@ def draw(folder: Path, path: Path) -> None:
     import matplotlib.pyplot as plt
     from scipy.stats import gaussian_kde
 
-    models = ["GP", "LV-GP, IW 5", "LV-GP-GP, IW 5", "LV-GP-GP-GP, IW 5"]
-    figure, axes = plt.subplots(4, len(models), figsize=(10, 9), layout="constrained", sharex="row", sharey="row")
+    models = ["GP", "GP-GP-GP", "LV-GP, IW 5", "LV-GP-GP-GP, IW 5"]
+    shape, size = (2 * len(names), len(models)), (10, 4.6 * len(names))
+    figure, axes = plt.subplots(*shape, figsize=size, layout="constrained", sharex="row", sharey="row")
     grid = np.linspace(-4, 4, 200)
-    for pair, name in zip((axes[:2], axes[2:]), ("solar", "bike"), strict=True):
+    for pair, name in zip(axes.reshape(len(names), 2, len(models)), names, strict=True):
         for (above, below), model in zip(pair.T, models, strict=True):
             with np.load(folder / f"{name}_A0_{model}.npz") as file:
                 X, y, draws = (np.asarray(file[what], float) for what in ("X", "y", "draws"))
@@ -390,14 +391,14 @@ def main() -> None:
     parser.add_argument("--draws", type=Path, help="directory for draws of y at a hundred test rows of each fit")
     parser.add_argument("--print", action="store_true", help="only print the table of what is there")
     parser.add_argument("--published", action="store_true", help="only print it next to the numbers of the source")
-    parser.add_argument("--figure", type=Path, help="only draw, from --draws, the figure")
+    parser.add_argument("--figure", type=Path, help="only draw, from --draws, the figure of --sets")
     parser.add_argument("--smoke", action="store_true", help="a few steps on made-up rows, to see that it runs")
     arguments = parser.parse_args()
     if arguments.smoke:
         smoke()
         return
     if arguments.figure:
-        draw(arguments.draws, arguments.figure)
+        draw(arguments.draws, arguments.sets, arguments.figure)
         return
 
     def records() -> list[dict[str, Any]]:
