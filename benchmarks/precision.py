@@ -34,9 +34,10 @@ from numpyro_dgp import guides as G  # noqa: N812
 from numpyro_dgp.optim import NaturalGradient, log_linear
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
-import latent_table
+sys.path.insert(0, str(Path(__file__).parent / "sources"))
 import library_sets
 import regression
+import salimbeni_latents
 
 SETS = ("yacht", "energy", "forest", "concrete", "solar", "airfoil", "kin8nm", "power", "bike", "protein")
 DTYPES = ("float32", "float64")
@@ -99,7 +100,7 @@ def draw_in_single_precision() -> None:
 
 def make_model(X: jax.Array, layers: int, num_inducing: int, program: str) -> Callable[..., None]:
     if program == "latent":
-        return latent_table.make_model(X, layers, latent=True)
+        return salimbeni_latents.make_model(X, layers, latent=True)
     likelihood = "student-t" if program == "student" else "normal"
     return regression.make_model(X, layers, num_inducing, program == "noise", likelihood=likelihood)
 
