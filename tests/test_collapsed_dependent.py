@@ -250,6 +250,8 @@ def test_projections_against_draws_of_the_same_posterior(rule, outputs):
     assert record_of(sites["A"]).gaussian == rule.gaussian
     optimal = params | {"g_auto_loc": q.loc, "g_auto_scale_tril": q.scale_tril}
     assert agree(draws_of_bound(dgp.ELBO(), optimal, model, explicit, WIDE, Y), np.array([bound]))
+    nested = G.Nested(model, sites={"A": rule})  # the same integrals with q(v) given
+    np.testing.assert_allclose(value(model, nested, optimal, WIDE, Y), bound, rtol=1e-9)
     ours = dgp.Posterior(model, guide.on(WIDE, Y), params).using(num_samples=4000)
     theirs = dgp.Posterior(model, explicit, optimal).using(num_samples=4000)
     new = WIDE[:2] + 0.3
@@ -315,6 +317,18 @@ def into_the_likelihood(X, y=None):
 def test_bad_input(model, sites, message):
     with pytest.raises(ValueError, match=message):
         SVI(model, G.Collapsed(model, sites=sites), optax.sgd(0.0), dgp.ELBO()).init(jax.random.key(0), WIDE, Y)
+
+
+@pytest.mark.parametrize(
+    ("sites", "message"),
+    [
+        ({}, "a distribution of its own for 'z', which a Projection gives no variance"),
+        ({"z": G.Propagate()}, "Markov.*: expected layers on data, latents and hidden values, got .* 'z'"),
+    ],
+)
+def test_markov_takes_no_projections(sites, message):
+    with pytest.raises(ValueError, match=message):
+        SVI(projected, G.Markov(projected, sites=sites), optax.sgd(0.0), dgp.ELBO()).init(jax.random.key(0), WIDE, Y)
 
 
 def deep_step(X, y=None):

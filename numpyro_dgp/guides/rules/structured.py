@@ -35,6 +35,7 @@ from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.functions.function_values import FunctionValues, Values
 from numpyro_dgp.functions.induced_function import InducedFunction
+from numpyro_dgp.functions.joint_values import require_following
 from numpyro_dgp.guides.rules.inducing_values import row_scaled_tril
 from numpyro_dgp.guides.rules.rule import Rule, SiteContext, require_site
 from numpyro_dgp.math.gaussians import expected_kl, log_density, log_determinant
@@ -405,6 +406,7 @@ def require_hidden(rule: Rule, site: SiteContext) -> tuple[FunctionValues, Induc
     """The model's distribution of a hidden layer and its function."""
     require_site(FunctionValues, rule, site, "the values of a hidden layer")
     fn: Any = site.fn
+    require_following(site.name, fn, dist.Normal())  # or any other distribution of its own
     return fn, fn.function
 
 
