@@ -367,7 +367,7 @@ def test_expectations_against_draws():
 @pytest.mark.parametrize("name", list(RULES))
 def test_closed_form_of_the_bound(name):
     """The mean of the drawn bound of the same program and rules."""
-    guide, drawn = G.Markov(two, inducing=RULES[name]), guide_of(RULES[name])
+    guide, drawn = G.Markov(two, sites={"g": RULES[name]}), guide_of(RULES[name])
     params = moved(two, drawn, X, Y)
     value = jax.jit(lambda p: bound(dgp.ELBO(), p, two, guide, X, Y))(params)
     draws = draws_of_bound(dgp.ELBO(), params, two, drawn, X, Y, num=6000)

@@ -257,10 +257,11 @@ DEEP = partial(program, 2)
         (noiseless, {}, "expected process noise at hidden layer 'h'"),
         (DEEP, {"sites": {"h0": G.Normal()}}, "expected no rule for hidden layer 'h0'"),
         (DEEP, {"sites": {"f2": G.MarkovInducing()}}, "expected a Gaussian for 'f2' by itself"),
+        (with_latents, {"latent": G.Quadrature(3)}, "expected a Gaussian rule for latents"),
         (DEEP, {"inducing": G.MixtureOfGaussians(2)}, "expected a Gaussian for 'f0' by itself"),
     ],
 )
 def test_bad_programs_and_rules(model, settings, message):
-    y = Y[:, :1] if model is not DEEP else Y
+    y = {DEEP: Y, with_latents: Y[:, 0]}.get(model, Y[:, :1])
     with pytest.raises(ValueError, match=f"Nested.*: {message}"):
         SVI(model, G.Nested(model, **settings), optax.sgd(0.0), dgp.ELBO()).init(jax.random.key(0), X, y)

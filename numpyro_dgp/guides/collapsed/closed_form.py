@@ -73,6 +73,12 @@ class ClosedForm(Guide):
         args, kwargs = indexable((args, kwargs))
         if self.predicted or not inspect_program(self.model, args, kwargs).observed_plates:
             return super().__call__(*args, **kwargs)
+        expect(
+            not self.config.has_weights,
+            "a Gaussian rule for latents, Normal() or Amortised()",
+            "a quadrature rule",
+            "guides.InducingPoint() takes it",
+        )
         drawn = {} if self.companion is None else self.companion(*args, **kwargs)
         key = numpyro.prng_key()
         shown = handlers.block(hide_fn=lambda msg: msg["type"] not in ("param", "plate"))

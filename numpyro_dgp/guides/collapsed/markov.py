@@ -63,8 +63,9 @@ class Markov(ClosedForm):
 
     Args:
         model: the program.
-        inducing: rule for inducing values, ``MarkovInducing()`` (default) with any rank and conditional, or ``Full()``,
-            ``Diagonal()``, ``LowRank(J)`` or ``FullJoint()`` for values that follow no others.
+        inducing: rule for inducing values, ``MarkovInducing()`` (default) with any rank and conditional, which is the
+            conditional alone in the first layer; or ``Full()``, ``Diagonal()``, ``LowRank(J)`` or ``FullJoint()`` for
+            values that follow no others.
         hidden: rule for hidden values, ``GivenInducing("free")`` (default) or a rank; at known inputs also the model's
             weights or a function of the inputs.
         latent: rule for latents per datum; ``Normal()`` by default.
