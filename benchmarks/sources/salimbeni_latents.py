@@ -352,7 +352,7 @@ def draw(folder: Path, names: list[str], path: Path) -> None:
             colours = plt.get_cmap("viridis")((along - along.min()) / np.ptp(along))
             for column, colour in zip(draws[:, :30].T, colours[:30], strict=True):
                 below.plot(grid, gaussian_kde((column - column.mean()) / column.std())(grid), color=colour, lw=0.6)
-            below.set(ylim=(0, 2))
+            below.set(ylim=(0, 1.3))
         pair[0, 0].set_ylabel("second component")
         pair[1, 0].set_ylabel("density")
     figure.savefig(path, dpi=110)
