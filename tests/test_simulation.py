@@ -270,6 +270,19 @@ def test_discrete_quantities_have_uniform_ranks(key):
     assert min(found.uniform["one"], found.uniform["sign"]) > 0.001
 
 
+@pytest.mark.long
+def test_simuk_takes_a_prepared_program():
+    """The line of docs/diagnostics.md: ranks of the sites that the chain moves."""
+    simuk = pytest.importorskip("simuk")
+    short = {"num_warmup": 20, "num_samples": 20}
+    found = simuk.SBC(
+        NUTS(dgp.for_mcmc(deep)), num_simulations=2, sample_kwargs=short, seed=0, data_dir={"X": X, "y": X[:, 0]}
+    )
+    found.run_simulations()
+    assert {"noise", "f"} <= set(found.var_names)
+    assert found.simulations["prior_sbc"]["noise"].shape == (1, 2)
+
+
 # --- wrong calls
 
 
