@@ -401,7 +401,7 @@ def assert_calibrated(
 
 def _advice(quantity: str, entry: tuple[int, ...], done: list[Replications], num_samples: int) -> str:
     """What else the replications show that explains an alarm."""
-    at = (slice(None), *entry)
+    at: Any = (slice(None), *entry)
     ranks = np.concatenate([some.ranks[quantity][at] for some in done])
     if np.isin(ranks, (0, num_samples)).all():
         return "; all its ranks are 0 or S, as those of a point: give it a distribution, other=dgp.guides.Normal()"

@@ -272,12 +272,12 @@ def test_discrete_quantities_have_uniform_ranks(key):
 
 @pytest.mark.long
 def test_simuk_takes_a_prepared_program():
-    """The line of docs/diagnostics.md: ranks of the sites that the chain moves."""
+    """As in docs/diagnostics.md: ranks of the sites that the chain moves."""
     simuk = pytest.importorskip("simuk")
     short = {"num_warmup": 20, "num_samples": 20}
-    found = simuk.SBC(
-        NUTS(dgp.for_mcmc(deep)), num_simulations=2, sample_kwargs=short, seed=0, data_dir={"X": X, "y": X[:, 0]}
-    )
+    kernel = NUTS(dgp.for_mcmc(deep, collapse=False), max_tree_depth=3)
+    data = {"X": X, "y": X[:, 0]}
+    found = simuk.SBC(kernel, num_simulations=2, sample_kwargs=short, seed=0, data_dir=data)
     found.run_simulations()
     assert {"noise", "f"} <= set(found.var_names)
     assert found.simulations["prior_sbc"]["noise"].shape == (1, 2)
