@@ -364,8 +364,8 @@ def assert_calibrated(
         >>> step = dgp.optim.NaturalGradient(guide, 1.0, optax.adam(0.01))  # a single one gives the exact posterior
         >>> exact = numpyro.infer.SVI(model, guide, step, dgp.ELBO())
         >>> found = dgp.testing.assert_calibrated(exact, jax.random.key(0), X, num_steps=2)
-        >>> len(found.ranks["log density"])
-        125
+        >>> len(found.ranks["log density"]) < 400  # it ended early
+        True
         >>> narrow = numpyro.infer.SVI(model, dgp.guides.MeanField(model), optax.adam(0.1), dgp.ELBO())
         >>> dgp.testing.assert_calibrated(narrow, jax.random.key(0), X, num_steps=200)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
