@@ -180,8 +180,8 @@ def test_an_exact_guide_passes_in_two_hundred_runs():
     """One compiled program, the ranks of which are judged in turn: no false alarm."""
     from numpyro_dgp.diagnostics.rank_test import judge
 
-    found = sbc(exact(), jax.random.key(0), X, num_replications=200 * 125, num_steps=2)
-    runs = [{n: r.reshape(200, 125, *r.shape[1:])[i] for n, r in found.ranks.items()} for i in range(200)]
+    found = sbc(exact(), jax.random.key(0), X, num_replications=200 * 200, num_steps=2)
+    runs = [{n: r.reshape(200, 200, *r.shape[1:])[i] for n, r in found.ranks.items()} for i in range(200)]
     verdicts = [judge(ranks, 99, 1e-3, 1.4) for ranks in runs]
     assert [v for v in verdicts if v.alarm is not None] == []
     assert np.mean([v.cleared is not None for v in verdicts]) > 0.4
