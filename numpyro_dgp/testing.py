@@ -328,9 +328,9 @@ def assert_calibrated(
 
     It passes early once four deviations are excluded for every quantity: ``1 / tolerance`` and ``tolerance`` times the
     right width, and a bias of :math:`\sqrt2 \log(\mathrm{tolerance})` standard deviations, 0.48 by default, either way.
-    Under each of them that happens with a probability of at most ``level``, too. About a hundred replications do where
-    nothing is wrong. It passes also when the budget is used up. Smaller errors may remain unnoticed: ``tolerance=1.1``
-    looks for these, and takes a thousand replications and more.
+    Under each of them that happens with a probability of at most ``level``, too. Where nothing is wrong it takes 70 to
+    260 replications, more for more quantities. It passes also when the budget is used up. Smaller errors may remain
+    unnoticed: ``tolerance=1.1`` looks for these, and takes a thousand replications and more.
 
     With the same key the outcome is the same, so that the assertion can stand in a test suite.
 
@@ -364,8 +364,8 @@ def assert_calibrated(
         >>> step = dgp.optim.NaturalGradient(guide, 1.0, optax.adam(0.01))  # a single one gives the exact posterior
         >>> exact = numpyro.infer.SVI(model, guide, step, dgp.ELBO())
         >>> found = dgp.testing.assert_calibrated(exact, jax.random.key(0), X, num_steps=2)
-        >>> len(found.ranks["log density"])
-        125
+        >>> len(found.ranks["log density"]) < 400  # it ended early
+        True
         >>> narrow = numpyro.infer.SVI(model, dgp.guides.MeanField(model), optax.adam(0.1), dgp.ELBO())
         >>> dgp.testing.assert_calibrated(narrow, jax.random.key(0), X, num_steps=200)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
@@ -401,7 +401,7 @@ def assert_calibrated(
 
 def _advice(quantity: str, entry: tuple[int, ...], done: list[Replications], num_samples: int) -> str:
     """What else the replications show that explains an alarm."""
-    at = (slice(None), *entry)
+    at: Any = (slice(None), *entry)
     ranks = np.concatenate([some.ranks[quantity][at] for some in done])
     if np.isin(ranks, (0, num_samples)).all():
         return "; all its ranks are 0 or S, as those of a point: give it a distribution, other=dgp.guides.Normal()"

@@ -180,8 +180,8 @@ def test_an_exact_guide_passes_in_two_hundred_runs():
     """One compiled program, the ranks of which are judged in turn: no false alarm."""
     from numpyro_dgp.diagnostics.rank_test import judge
 
-    found = sbc(exact(), jax.random.key(0), X, num_replications=200 * 125, num_steps=2)
-    runs = [{n: r.reshape(200, 125, *r.shape[1:])[i] for n, r in found.ranks.items()} for i in range(200)]
+    found = sbc(exact(), jax.random.key(0), X, num_replications=200 * 200, num_steps=2)
+    runs = [{n: r.reshape(200, 200, *r.shape[1:])[i] for n, r in found.ranks.items()} for i in range(200)]
     verdicts = [judge(ranks, 99, 1e-3, 1.4) for ranks in runs]
     assert [v for v in verdicts if v.alarm is not None] == []
     assert np.mean([v.cleared is not None for v in verdicts]) > 0.4
@@ -268,6 +268,19 @@ def test_discrete_quantities_have_uniform_ranks(key):
     ranked = dict(quantities=lambda values: {"one": jnp.zeros(()), "sign": jnp.sign(values["slope"])})
     found = sbc(svi_of(), key, X, num_replications=200, num_steps=1, **ranked)
     assert min(found.uniform["one"], found.uniform["sign"]) > 0.001
+
+
+@pytest.mark.long
+def test_simuk_takes_a_prepared_program():
+    """As in docs/diagnostics.md: ranks of the sites that the chain moves."""
+    simuk = pytest.importorskip("simuk")
+    short = {"num_warmup": 20, "num_samples": 20}
+    kernel = NUTS(dgp.for_mcmc(deep, collapse=False), max_tree_depth=3)
+    data = {"X": X, "y": X[:, 0]}
+    found = simuk.SBC(kernel, num_simulations=2, sample_kwargs=short, seed=0, data_dir=data)
+    found.run_simulations()
+    assert {"noise", "f"} <= set(found.var_names)
+    assert found.simulations["prior_sbc"]["noise"].shape == (1, 2)
 
 
 # --- wrong calls

@@ -7,7 +7,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -46,10 +46,10 @@ _DRAWS = 99
 _ENTRIES = 8
 """Of function values that are ranked, evenly spaced among all."""
 
-Values = dict[str, Array]
-Quantities = Callable[[Values], Values]
-Inference = SVI | MCMC
-_Call = tuple[tuple[Any, ...], dict[str, Any]]
+Values: TypeAlias = dict[str, Array]
+Quantities: TypeAlias = Callable[[Values], Values]
+Inference: TypeAlias = SVI | MCMC
+_Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Replications(NamedTuple):
@@ -128,7 +128,7 @@ def _by_mcmc(mcmc: MCMC) -> _Fitted:
         run.run(key, *args, **kwargs)
         return run.get_samples(), jnp.array(False)
 
-    model = getattr(mcmc.sampler, "model", None)
+    model: Any = getattr(mcmc.sampler, "model", None)
     expect(callable(model), "a kernel of a program", type(mcmc.sampler).__name__, "MCMC(NUTS(dgp.for_mcmc(model)))")
     if isinstance(model, Prepared):
         model = handlers.substitute(model.model, data=model.params) if model.params else model.model
