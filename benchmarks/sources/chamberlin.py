@@ -38,7 +38,7 @@ from numpyro_dgp.optim import NaturalGradient, minimize
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "examples"))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import step_function
-from natural_gradients import Curve, held, train
+from salimbeni_natural import Curve, held, train
 
 START = {"noise": 0.1, "process": 0.1, "variance0": 1.0, "variance1": 1.0, "lengthscale0": 1.0, "lengthscale1": 1.0}
 NUM_INDUCING = 15

@@ -294,7 +294,9 @@ def _require_resolved(bound: Array) -> None:
 
 def _posteriors(guide_sites: dict[str, Message]) -> tuple[dict[str, Gaussian], dict[str, Any]]:
     """Gaussian posteriors of hidden layers and latents, and a value for every latent site: means where Gaussian."""
-    known, values, matrices = {}, {}, values_of_projections(guide_sites)
+    known: dict[str, Gaussian] = {}
+    values: dict[str, Any] = {}
+    matrices = values_of_projections(guide_sites)
     for name, site in guide_sites.items():
         if site["type"] != "sample" or is_projected(site["fn"]):
             continue
