@@ -23,28 +23,9 @@ from numpyro_dgp.guides.collapsed.gaussian_uses import Gaussian, is_projected
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.handler import GuideConfig, GuideHandler
 from numpyro_dgp.guides.record import SiteRecord, attach, record_of
-from numpyro_dgp.guides.rules.rule import Rule, SiteContext
-from numpyro_dgp.guides.rules.structured import given_inducing, require_hidden
+from numpyro_dgp.guides.rules.rule import Rule
 
-__all__ = ["ClosedForm", "GivenValues", "Part"]
-
-
-class GivenValues(Rule):
-    r"""Hidden values :math:`q(h_n \mid v) = N(T_n v + t_n, \Omega_n)` with these numbers.
-
-    Args:
-        weights: T (P, N, M).
-        shift: t (N, P).
-        variance: :math:`\Omega` (N, P).
-    """
-
-    def __init__(self, weights: Array, shift: Array, variance: Array) -> None:
-        self.weights, self.shift, self.variance = weights, shift, variance
-
-    def __call__(self, site: SiteContext) -> Any:
-        fn, _ = require_hidden(self, site)
-        shift, variance = (a.reshape(fn.loc.shape) for a in (self.shift, self.variance))
-        return given_inducing(fn, self.weights, shift, variance)
+__all__ = ["ClosedForm", "Part"]
 
 
 class Part(NamedTuple):

@@ -43,7 +43,7 @@ from numpyro_dgp.kernels.expectations import Integrate
 from numpyro_dgp.math.linalg import einsum, times_transpose
 from numpyro_dgp.math.matrix_ops import DenseOperations
 
-__all__ = ["FollowedLayer", "FollowInducing", "FollowJointly", "closed_form", "followed_layers"]
+__all__ = ["FollowedLayer", "GivenValues", "FollowInducing", "FollowJointly", "closed_form", "followed_layers"]
 
 
 class FollowingValues(FunctionValues):
@@ -118,23 +118,17 @@ class FollowJointly(Rule):
 
 
 @dataclasses.dataclass(frozen=True)
-class FollowedLayer(Rule):
-    r"""A layer at its optimum, and the rule that draws from it: :math:`q(h \mid v) = N(T v + t, \Omega)`.
+class GivenValues(Rule):
+    r"""Hidden values :math:`q(h_n \mid v) = N(T_n v + t_n, \Omega_n)` with these numbers.
 
     Args:
-        inducing: site of its inducing values.
-        belief: q(v).
-        bound: what the layer contributes to the bound.
-        marginal: means and variances of its values (N, P).
         weights: T (P, N, M), or (N, P, P, M) where outputs follow together.
         shift: t (N, P).
         variance: :math:`\Omega` (N, P), or (N, P, P).
     """
 
-    inducing: str
-    belief: FullBelief | JointInducing
-    bound: Array
-    marginal: Gaussian
+    only_for: ClassVar[str | None] = "hidden"
+
     weights: Array
     shift: Array
     variance: Array
@@ -146,6 +140,23 @@ class FollowedLayer(Rule):
             return given_inducing(fn, self.weights, shift, self.variance.reshape(fn.loc.shape))
         root = jnp.linalg.cholesky(self.variance).reshape(*fn.loc.shape, -1)
         return joint_outputs(fn, self.weights, shift, root)
+
+
+@dataclasses.dataclass(frozen=True)
+class FollowedLayer(GivenValues):
+    """A layer at its optimum, and the rule that draws from it.
+
+    Args:
+        inducing: site of its inducing values.
+        belief: q(v).
+        bound: what the layer contributes to the bound.
+        marginal: means and variances of its values (N, P).
+    """
+
+    inducing: str
+    belief: FullBelief | JointInducing
+    bound: Array
+    marginal: Gaussian
 
 
 def closed_form(name: str, rule: Rule) -> Rule:

@@ -28,7 +28,8 @@ from numpyro_dgp.analysis.sites import Message, unwrap
 from numpyro_dgp.bounds.collapsed import Observations, Quadratic
 from numpyro_dgp.functions.weights import Belief
 from numpyro_dgp.guides.collapsed.at_means import AtMeans
-from numpyro_dgp.guides.collapsed.closed_form import ClosedForm, GivenValues, Part
+from numpyro_dgp.guides.collapsed.closed_form import ClosedForm, Part
+from numpyro_dgp.guides.collapsed.following_layers import GivenValues
 from numpyro_dgp.guides.collapsed.gaussian_uses import Column, Gaussian, Use
 from numpyro_dgp.guides.guide import INIT
 from numpyro_dgp.guides.record import record_of
