@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-import optax
 from numpyro import handlers
-from numpyro.infer import SVI, Predictive
+from numpyro.infer import Predictive
 from numpyro.infer.util import log_density
 from programs import random_params
 
@@ -215,26 +214,6 @@ def many_programs():
             check_predictions(name, dgp.Posterior(model, collapsed.on(X, y), params), X[:10], y[:10])
 
 
-def replications():
-    """Ranks in a posterior fitted to simulated data, of one replication."""
-    from numpyro_dgp.diagnostics.replications import replicate
-
-    X, _ = data(12)
-    model = program_of(dgp.kernels.Matern52, X + 0)
-    guide = dgp.guides.InducingPoint(model)
-    svi = SVI(model, guide, dgp.optim.NaturalGradient(guide, 1.0, optax.adam(0.01)), dgp.ELBO())
-    settings = dict(num_replications=1, num_steps=2, simulator=None, quantities=None)
-
-    def one():
-        _, batches = replicate(svi, KEY, (X,), {}, **settings)
-        (batch,) = batches
-        return batch.ranks, batch.autocorrelation
-
-    with jax.disable_jit():
-        eager = one()
-    require_same("ranks", one(), eager, CONDITION)
-
-
 def random_programs():
     """Losses, densities and predictions of random programs, with inducing inputs that are rows of X where they fit."""
     from program_checks import Case, random_case
@@ -272,7 +251,7 @@ def few_densities():
 PARTS = {
     "few": (few_kernels, few_programs, few_densities),
     "kernels": (many_kernels,),
-    "programs": (many_programs, replications),
+    "programs": (many_programs,),
     "random": (random_programs,),
 }
 if __name__ == "__main__":
