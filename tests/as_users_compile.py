@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-import optax
 from numpyro import handlers
-from numpyro.infer import SVI, Predictive
+from numpyro.infer import Predictive
 from numpyro.infer.util import log_density
 from programs import random_params
 
@@ -257,26 +256,6 @@ def dependent_programs():
     check_bound("dependent", program, guide, random_params(program, guide, X, y), X, y, slopes=False)
 
 
-def replications():
-    """Ranks in a posterior fitted to simulated data, of one replication."""
-    from numpyro_dgp.diagnostics.replications import replicate
-
-    X, _ = data(12)
-    model = program_of(dgp.kernels.Matern52, X + 0)
-    guide = dgp.guides.InducingPoint(model)
-    svi = SVI(model, guide, dgp.optim.NaturalGradient(guide, 1.0, optax.adam(0.01)), dgp.ELBO())
-    settings = dict(num_replications=1, num_steps=2, simulator=None, quantities=None)
-
-    def one():
-        _, batches = replicate(svi, KEY, (X,), {}, **settings)
-        (batch,) = batches
-        return batch.ranks, batch.autocorrelation
-
-    with jax.disable_jit():
-        eager = one()
-    require_same("ranks", one(), eager, CONDITION)
-
-
 def random_programs():
     """Losses, densities and predictions of random programs, with inducing inputs that are rows of X where they fit."""
     from program_checks import Case, random_case
@@ -337,7 +316,7 @@ def few_losses():
 PARTS = {
     "few": (few_kernels, few_programs, few_densities, few_losses),
     "kernels": (many_kernels,),
-    "programs": (many_programs, closed_forms, dependent_programs, replications),
+    "programs": (many_programs, closed_forms, dependent_programs),
     "random": (random_programs,),
 }
 if __name__ == "__main__":
