@@ -46,6 +46,9 @@ class Draws(NamedTuple):
         target: by observed site, a summary of the log weights (K, N...) with its ``log_prob``, (S, ...).
         predictive: the same with the normalised density of y.
         joint: by observed site, that of the log weights with the ``log_prob`` of all sites in its plates.
+        normalised: the same with the normalised densities of y.
+        log_prior: log densities of the hyperparameters (S,), which add up to ``log_p`` with those of inducing values
+            and factors.
         replicated: by observed site, data drawn given the global sites (S, N...).
     """
 
@@ -55,6 +58,8 @@ class Draws(NamedTuple):
     target: dict[str, Array]
     predictive: dict[str, Array]
     joint: dict[str, Array]
+    normalised: dict[str, Array]
+    log_prior: dict[str, Array]
     replicated: dict[str, Array]
 
 
@@ -180,7 +185,9 @@ def _draw(weighing: _Weighing, key: Array, sample: dict[str, Array], args: Any, 
         }, together
 
     replicated = {name: again[name]["value"] for name in known.frames}
-    return Draws(values, log_p, log_q, each(target)[0], each(predictive)[0], each(target)[1], replicated)
+    log_prior = {name: total_log_prob(sites[name]) for name, kind in known.kinds.items() if kind == "hyperparameter"}
+    (of_target, joint), (of_predictive, normalised) = each(target), each(predictive)
+    return Draws(values, log_p, log_q, of_target, of_predictive, joint, normalised, log_prior, replicated)
 
 
 def _joint(known: LocalSites, terms: dict[str, Array], ratios: dict[str, Array]) -> dict[str, Array]:

@@ -24,7 +24,7 @@ from numpyro_dgp.predict.posterior import Posterior
 if TYPE_CHECKING:
     from xarray import DataTree
 
-__all__ = ["khat", "local_khat", "loo", "pareto_shape"]
+__all__ = ["khat", "local_khat", "loo", "pareto_shape", "smoothed"]
 
 # Classes of ArviZ and xarray, whose annotations are less precise than their documentation.
 ELPDData: TypeAlias = Any
@@ -33,6 +33,11 @@ DataArray: TypeAlias = Any
 _LEAST = 25
 # Log weights that are closer than this, in nats, may be equal up to rounding; others are not, however large they are.
 _ROUNDING = 0.1
+# Names in a tree: k-hat of a guide, an attribute; the effective over the actual number of draws, an attribute; and the
+# log of the density that a posterior was fitted to over the one that its draws are of, a variable.
+KHAT = "khat"
+R_EFF = "reff"
+LOG_WEIGHT = "log_weight"
 
 
 def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
@@ -56,6 +61,19 @@ def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
 
     Source: Vehtari et al. (2024), section 3.
     """
+    return smoothed(log_weights)[1]
+
+
+def smoothed(log_weights: ArrayLike, r_eff: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Weights whose largest values are those of the fitted Pareto distribution.
+
+    Args:
+        log_weights: as for :func:`pareto_shape`.
+        r_eff: effective over actual number of draws, by which the tail is the longer.
+
+    Returns:
+        Their logarithms (S, ...), and the shapes (...). Weights that are equal up to rounding are as they were.
+    """
     from arviz_stats.base import array_stats
 
     given = np.asarray(log_weights)
@@ -72,9 +90,12 @@ def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
         )
     columns = values.reshape(len(values), -1)
     equal = np.ptp(columns, axis=0) <= np.minimum(np.sqrt(eps) * (1 + np.abs(columns).max(0)), _ROUNDING)
-    # psislw takes -log w
-    shapes = [-np.inf if same else array_stats.psislw(-w)[1] for same, w in zip(equal, columns.T, strict=True)]
-    return np.array(shapes, float).reshape(values.shape[1:])
+    found = [
+        (w, -np.inf) if same else array_stats.psislw(-w, r_eff=r_eff)  # which takes -log w
+        for same, w in zip(equal, columns.T, strict=True)
+    ]
+    shapes = np.array([shape for _, shape in found], float).reshape(values.shape[1:])
+    return np.stack([w for w, _ in found], 1).reshape(values.shape), shapes
 
 
 def khat(tree: DataTree) -> float:
@@ -115,6 +136,8 @@ def khat(tree: DataTree) -> float:
     Source: Yao et al. (2018), section 3.1.
     """
     stats = getattr(tree, "children", {}).get("sample_stats")
+    if stats is not None and KHAT in stats.attrs:  # of the draws before they were resampled
+        return float(stats.attrs[KHAT])
     if stats is None or "log_q" not in stats:
         raise expected(
             "the tree of a fit",
@@ -241,33 +264,27 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
     expect(draws >= _LEAST, f"at least {_LEAST} draws", draws, "to_arviz(..., num_samples=1000) is usual")
     if observations is not None and not (isinstance(observations, int) and 0 < observations <= likelihood.shape[-1]):
         raise expected(f"at most as many observations as data, {likelihood.shape[-1]}", repr(observations))
-    stats = tree.children.get("sample_stats")
+    base, r_eff = _log_weights(tree), float(tree["log_likelihood"].attrs.get(R_EFF, 1.0))
     with warnings.catch_warnings():  # the Pareto shapes are in the result
         warnings.filterwarnings("ignore", message="Estimated shape parameter")
-        if stats is None or "log_q" not in stats:
-            # ArviZ divides p / q by p(y_n), so that this leaves 1 / p~(y_n).
-            log_p, log_q = likelihood - target, 0 * target.sum(target.dims[2:])
-            if observations is None:
-                return _loo_of_chains(tree, target)
-        else:
-            log_p, log_q = stats["lp"] + likelihood - target, stats["log_q"]  # p(y_n) / p~(y_n), as above
         if observations is None:
-            return arviz_stats.loo_approximate_posterior(tree, log_p, log_q, pointwise=True, var_name=name)
+            log_weights, shapes = (target - base).azstats.psislw(r_eff=r_eff, dim=["chain", "draw"])  # of -log w
+            return arviz_stats.loo(
+                tree, pointwise=True, var_name=name, reff=r_eff, log_weights=log_weights, pareto_k=shapes
+            )
         chosen = np.sort(np.random.default_rng(seed).choice(likelihood.shape[-1], observations, replace=False))
-        log_p = log_p.isel({likelihood.dims[-1]: chosen})
-        return arviz_stats.loo_subsample(tree, chosen, True, name, 1.0, log_p=log_p, log_q=log_q)
+        # ArviZ divides p / q by p(y_n), so that this leaves 1 / p~(y_n).
+        log_p = (base + likelihood - target).isel({likelihood.dims[-1]: chosen})
+        return arviz_stats.loo_subsample(tree, chosen, True, name, r_eff, log_p=log_p, log_q=0 * base)
 
 
-def _loo_of_chains(tree: DataTree, target: DataArray) -> ELPDData:
-    """Weights 1 / p(y_n | phi_s), their tail as long as the effective number of draws allows."""
-    import arviz_stats
-
-    sizes = tree["posterior"].dataset.azstats.ess(method="mean", relative=True)
-    r_eff = np.nanmean(np.concatenate([np.ravel(sizes[name].to_numpy()) for name in sizes.data_vars]))
-    log_weights, shapes = target.azstats.psislw(r_eff=r_eff, dim=["chain", "draw"])
-    return arviz_stats.loo(
-        tree, pointwise=True, var_name=str(target.name), reff=r_eff, log_weights=log_weights, pareto_k=shapes
-    )
+def _log_weights(tree: DataTree) -> DataArray:
+    """Log of the density that the posterior was fitted to over the one that the draws are of."""
+    stats: Any = tree.children.get("sample_stats", {})
+    if LOG_WEIGHT in stats:
+        return stats[LOG_WEIGHT]
+    first = next(iter(tree["log_likelihood_target"].data_vars.values()))
+    return stats["lp"] - stats["log_q"] if "log_q" in stats else 0 * first.sum(first.dims[2:])
 
 
 def _pointwise(tree: DataTree, site: str | None) -> tuple[DataTree, str]:
