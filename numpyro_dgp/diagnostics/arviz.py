@@ -97,18 +97,29 @@ def to_arviz(
       (under MCMC from the model), :math:`\log \frac1K \sum_k p(y_n, w_n^{(k)} \mid \phi_s) / q(w_n^{(k)})`: leaving
       out a datum leaves out its latents too. The estimate is low by O(1/K). Of several observed sites in the same
       plates each has a variable, its density given the others of the datum, with which it shares the latents.
-    - ``log_likelihood_uncorrected``: its name where ArviZ's own ``loo``, ``loo_pit`` and ``compare`` would be wrong,
-      which look for ``log_likelihood`` and without it raise an error: under draws from a guide, which they would take
-      for draws from the posterior, and under chains of which some datum was sampled with a density that differs by
-      more than 0.01 (next group). ``dgp.diagnostics.loo`` corrects for both.
+      **Resampling.** Stock calls of ArviZ take draws for posterior samples, and this group for the density of the data
+      under them. So the draws are resampled, in every group, with the importance weights :math:`p(\phi_s)
+      \prod_n p(y_n \mid \phi_s) / q(\phi_s)`, Pareto-smoothed; under chains, q is the density that was sampled (next
+      but one). Weights that differ by less than a tenth of a nat leave the draws as they are. Copies of a draw are
+      neighbours, so that ``arviz_stats.ess`` counts them once. Attributes of the group: ``khat`` of the weights,
+      ``ess``, the effective number of draws, and its share ``reff``, for ``arviz_stats.loo(tree, reff=...)``, which
+      takes one chain for independent draws.
+    - ``log_likelihood_uncorrected``: its name where the weights are not usable, with Pareto k above
+      :math:`\min(1 - 1 / \log_{10} S, 0.7)` or less than 100 effective draws. Draws stay as they are, its attribute
+      ``reason`` says why, and ``arviz_stats.loo`` raises an error. ``dgp.diagnostics.loo`` takes both kinds of trees.
     - ``log_likelihood_target``: the same with the ``log_prob`` of the observed site, which the posterior was fitted
       to. It differs where a ``dgp.Likelihood`` has variance left given its inducing values.
+    - ``log_prior``: log densities of the hyperparameters, a variable for every site that all data share and that belongs
+      to no layer, in the coordinates of the site; for ``arviz_stats.psense_summary``. Absent where draws of a guide
+      are not corrected.
     - ``posterior_predictive``: y drawn again, with new latents, as for new data.
     - ``prior``, ``prior_predictive``: the program before it saw data.
     - ``observed_data``, and ``constant_data``: the other arrays among the arguments of the program. Missing and masked
       entries are NaN, and rows in which nothing is observed are no rows of the groups of log densities.
-    - ``sample_stats``: of chains, divergences and the other fields of the sampler; of a guide, ``lp``, the log joint
-      density of data and shared sites, and ``log_q``, their log density under the guide.
+    - ``sample_stats``: of chains, divergences and the other fields of the sampler, of which ``energy`` stays in the
+      order of the chain; of a guide, ``lp``, the log joint density of data and shared sites with which it was fitted,
+      and ``log_q``, their log density under the guide. Of resampled draws also ``log_weight``, from their density to
+      the one of the fit.
     - ``fit``: the trace of the bound, and the ``numpyro.param`` sites of the program.
 
     Plates name the dimensions of data. Beside them ``<site>_output``, ``<site>_inducing`` and ``<site>_row`` are the
@@ -149,11 +160,11 @@ def to_arviz(
         >>> tree = dgp.diagnostics.to_arviz(posterior, jax.random.key(1), X, y)
         >>> dict(tree.posterior.sizes)
         {'chain': 1, 'draw': 500, 'f_inducing': 5}
-        >>> dict(tree.log_likelihood_uncorrected.sizes)
-        {'chain': 1, 'draw': 500, 'data': 20}
+        >>> dict(tree.log_likelihood.sizes), tree.log_likelihood.attrs["khat"] < 0.7
+        ({'chain': 1, 'draw': 500, 'data': 20}, True)
 
-    Source: Vehtari et al. (2017) for log_likelihood; Yao et al. (2018) for draws from a guide;
-    Merkle et al. (2019) for integrating latents there.
+    Source: Vehtari et al. (2017) for log_likelihood; Merkle et al. (2019) for integrating latents there; Yao et al.
+    (2018) for draws from a guide; Vehtari et al. (2024) for their weights; Kallioinen et al. (2024) for log_prior.
     """
     require_count("num_samples", num_samples, "the default")
     require_count("local_samples", local_samples, "the default")

@@ -212,8 +212,12 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
 
     with the largest weights smoothed; the first factor is one for chains. :math:`\tilde p` is the density of y that the
     posterior was fitted to (``log_likelihood_target``) and p the normalised one: a datum is taken out of the posterior
-    as it went in. The weights correct the guide too, as far as they can. ``arviz_stats.loo``
-    does neither: trees for which it would be wrong have no group ``log_likelihood``.
+    as it went in. The weights correct the guide too, as far as they can. Where ``to_arviz`` resampled the draws, the
+    first factor is :math:`\prod_n \tilde p(y_n \mid \phi_s) / p(y_n \mid \phi_s)`.
+
+    ``arviz_stats.loo`` takes a datum out by the normalised density, of the posterior with these densities. Both scores
+    are the same where inducing values determine the functions. Trees in which its draws would not be from that
+    posterior have no group ``log_likelihood``.
 
     Limits. The result carries ``pareto_k`` for every datum. Where it is above ``good_k`` the score of that datum is
     unreliable, mostly because ``khat`` of the whole fit is; then compare on held-out data. Hyperparameters at a point
