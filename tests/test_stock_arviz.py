@@ -12,10 +12,12 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from dense import rbf
+from numpyro.infer.util import potential_energy
 from programs import X, Y, Z, shallow
 from scipy.stats import norm
 
 import numpyro_dgp as dgp
+from numpyro_dgp.diagnostics import left_out as left_out_scores
 
 x, y = np.asarray(X)[::3], np.asarray(Y)[::3]
 SD = 0.6
@@ -29,18 +31,18 @@ def features(z):
     return A, 1.2 - (A**2).sum(1)
 
 
-def gaussian(A, noise, kept=slice(None)):
+def gaussian(A, noise, kept=slice(None), y=y):
     """Mean and covariance of p(v | y) with variances ``noise`` (N,) given v."""
     scaled = A[kept].T / noise[kept]
     covariance = np.linalg.inv(np.eye(A.shape[1]) + scaled @ A[kept])
     return covariance @ (scaled @ y[kept]), covariance
 
 
-def left_out(A, c):
-    """log p(y_n | y_-n) where every y has the variance c_n + s^2 given v."""
-    scores = []
+def left_out(A, c, y=y, folds=range(10)):
+    """log p(y_n | y outside of the fold of n), where every y has the variance c_n + s^2 given v."""
+    scores, folds = [], np.asarray(folds)
     for n in range(len(y)):
-        mean, covariance = gaussian(A, c + SD**2, np.arange(len(y)) != n)
+        mean, covariance = gaussian(A, c + SD**2, folds != folds[n], y)
         scores.append(norm(A[n] @ mean, np.sqrt(A[n] @ covariance @ A[n] + c[n] + SD**2)).logpdf(y[n]))
     return np.array(scores)
 
@@ -76,7 +78,7 @@ def test_draws_of_a_guide_are_resampled_where_its_weights_are_good():
     np.testing.assert_allclose(arviz_stats.ess(found.posterior, method="mean")["b"], attributes["ess"], rtol=0.1)
     assert attributes["reff"] == attributes["ess"] / 2000
     exact = [
-        norm(m := s * (x[:, 0] @ y - x[n, 0] * y[n]) / SD**2 * x[n, 0], np.sqrt(x[n, 0] ** 2 * s + SD**2)).logpdf(y[n])
+        norm(s * (x[:, 0] @ y - x[n, 0] * y[n]) / SD**2 * x[n, 0], np.sqrt(x[n, 0] ** 2 * s + SD**2)).logpdf(y[n])
         for n in range(len(y))
         if (s := 1 / (PRECISION - x[n, 0] ** 2 / SD**2))
     ]
@@ -172,3 +174,100 @@ def test_chains_too_far_from_the_normalised_posterior_stay():
     with pytest.raises(TypeError, match="log likelihood not found"):
         arviz_stats.loo(found)
     assert np.isfinite(dgp.diagnostics.loo(found).elpd)
+
+
+@pytest.fixture(scope="module")
+def outlier():
+    """A tree in which a datum decides the posterior, its fit and its data."""
+    from numpyro_dgp.guides import Collapsed
+
+    def program(X, y=None):
+        return shallow(X, y, Z=x, noise=SD)
+
+    def fit(X, y):
+        return dgp.Posterior(program, Collapsed(program).on(X, y), {})
+
+    odd = y + 2.0 * (np.arange(len(y)) == 4)
+    return fit, odd, dgp.diagnostics.to_arviz(fit(x, odd), KEY, x, odd, num_samples=2000)
+
+
+@pytest.mark.slow
+def test_refits_are_exact(outlier):
+    """Without each row, one layer with the data as inducing inputs has a closed form."""
+    fit, odd, tree = outlier
+    wrapper = dgp.diagnostics.refits(tree, fit, KEY, x, odd)
+    score = dgp.diagnostics.loo(tree)
+    bad = (score.pareto_k > 0.7).to_numpy()
+    assert 0 < bad.sum() < 4
+    found = arviz_stats.reloo(wrapper, score, k_threshold=0.7, pointwise=True)
+    np.testing.assert_allclose(found.elpd_i[bad], left_out(*features(x), odd)[bad], atol=1e-6)
+    folds = np.array([1, 1, 2, 2, 2, 2, 1, 1, 2, 1])
+    found = arviz_stats.loo_kfold(tree, wrapper, folds=folds, pointwise=True)
+    np.testing.assert_allclose(found.elpd_i, left_out(*features(x), odd, folds), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_moments_of_draws_without_a_datum_are_matched(outlier):
+    fit, odd, tree = outlier
+    before = dgp.diagnostics.loo(tree)
+    bad = (before.pareto_k > before.good_k).to_numpy()
+    assert bad.any()
+    found = dgp.diagnostics.loo_moment_match(before, tree, fit(x, odd), KEY, x, odd)
+    exact = left_out(*features(x), odd)
+    assert np.abs(before.elpd_i - exact).max() > 0.3
+    assert found.pareto_k.max() < found.good_k
+    np.testing.assert_allclose(found.elpd_i[bad], exact[bad], atol=0.04)
+    np.testing.assert_array_equal(found.elpd_i[~bad], before.elpd_i[~bad])
+    np.testing.assert_allclose(found.elpd, found.elpd_i.sum())
+    assert np.isnan(found.log_weights[bad]).all()
+    partial = dgp.diagnostics.loo(tree, observations=3)
+    with pytest.raises(ValueError, match=r"expected a score of dgp.diagnostics.loo\(tree\), of all data, got 3 data"):
+        dgp.diagnostics.loo_moment_match(partial, tree, fit(x, odd), KEY, x, odd)
+
+
+@pytest.mark.slow
+def test_moments_are_matched_to_the_posterior_that_was_sampled():
+    """Chains under few inducing points and little noise, whose draws are not those of normalised densities."""
+    sd = 0.15
+    program = lambda X, y=None: shallow(X, y, Z=Z[::2], noise=sd)  # noqa: E731
+    mean, draws = draws_of(Z[::2], np.full(len(y), sd**2), 2000)
+    posterior = dgp.Posterior(program, samples={"g": jnp.array(draws)})
+    tree = dgp.diagnostics.to_arviz(posterior, KEY, x, y, num_samples=5)
+    assert "log_likelihood_uncorrected" in tree.children
+    score = dgp.diagnostics.loo(tree)
+    found = dgp.diagnostics.loo_moment_match(score, tree, posterior, KEY, x, y)
+    A, c = features(np.asarray(Z[::2]))
+    exact = []
+    for n in range(len(y)):
+        mean, covariance = gaussian(A, np.full(len(y), sd**2), np.arange(len(y)) != n)
+        exact.append(norm(A[n] @ mean, np.sqrt(A[n] @ covariance @ A[n] + c[n] + sd**2)).logpdf(y[n]))
+    bad = (score.pareto_k > score.good_k).to_numpy()
+    assert bad.any()
+    assert found.pareto_k.max() < found.good_k
+    np.testing.assert_allclose(found.elpd_i[bad], np.array(exact)[bad], atol=0.1)
+
+
+def noisy_slope(X, y=None):
+    sd = numpyro.sample("sd", dist.LogNormal(-1.0, 0.5))
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    with numpyro.plate("data", len(X)):
+        numpyro.sample("y", dist.Normal(b * X[:, 0], sd), obs=y)
+
+
+@pytest.mark.slow
+def test_density_on_the_unconstrained_scale_is_numpyros():
+    rng = np.random.default_rng(0)
+    samples = {"sd": np.exp(rng.normal(-0.5, 0.1, 30)), "b": rng.normal(0.8, 0.1, 30)}
+    posterior = dgp.Posterior(noisy_slope, samples=samples)
+    tree = dgp.diagnostics.to_arviz(posterior, KEY, x, y, num_samples=2, local_samples=1)
+    tree["log_likelihood"] = tree.get("log_likelihood", tree.get("log_likelihood_uncorrected"))
+    u, densities = left_out_scores._densities(tree, "y", posterior, KEY, 1, (x, y), {})
+    found = densities(u + 0.1)
+    for s in range(3):
+        free = dict(zip(("sd", "b"), u[s] + 0.1, strict=True))
+        np.testing.assert_allclose(found.fitted[s], -potential_energy(noisy_slope, (x, y), {}, free), rtol=1e-6)
+    np.testing.assert_array_equal(found.drawn, found.fitted)
+    exact = norm(samples["b"][:, None] * x[:, 0], samples["sd"][:, None]).logpdf(y)
+    np.testing.assert_allclose(densities(u).predictive, exact, rtol=1e-6)
+    prior = norm(-1.0, 0.5).logpdf(np.log(samples["sd"])) - np.log(samples["sd"])
+    np.testing.assert_allclose(tree.log_prior["sd"][0], prior, rtol=1e-6)

@@ -15,6 +15,7 @@ from numpyro_dgp.diagnostics.calibration import (
 from numpyro_dgp.diagnostics.comparison import Comparison, compare
 from numpyro_dgp.diagnostics.convergence import Convergence, convergence
 from numpyro_dgp.diagnostics.evidence import Evidence, evidence
+from numpyro_dgp.diagnostics.left_out import loo_moment_match, refits
 from numpyro_dgp.diagnostics.reliability import khat, local_khat, loo, pareto_shape
 
 __all__ = [
@@ -32,8 +33,10 @@ __all__ = [
     "khat",
     "local_khat",
     "loo",
+    "loo_moment_match",
     "pareto_shape",
     "pit",
+    "refits",
     "to_arviz",
     "uniformity",
     "vsbc",

@@ -23,7 +23,7 @@ from numpyro_dgp._checks import expected, require_count, require_key
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.analysis.sites import Message, is_likelihood, masks_around, unwrap
 from numpyro_dgp.diagnostics.local_sites import LocalSites, local_sites
-from numpyro_dgp.diagnostics.ratios import Draws, draw, prior
+from numpyro_dgp.diagnostics.ratios import Draws, draw, prior, summed_over_data
 from numpyro_dgp.diagnostics.reliability import KHAT, LOG_WEIGHT, R_EFF, smoothed
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.mcmc.for_mcmc import sampled_program
@@ -109,9 +109,9 @@ def to_arviz(
       ``reason`` says why, and ``arviz_stats.loo`` raises an error. ``dgp.diagnostics.loo`` takes both kinds of trees.
     - ``log_likelihood_target``: the same with the ``log_prob`` of the observed site, which the posterior was fitted
       to. It differs where a ``dgp.Likelihood`` has variance left given its inducing values.
-    - ``log_prior``: log densities of the hyperparameters, a variable for every site that all data share and that belongs
-      to no layer, in the coordinates of the site; for ``arviz_stats.psense_summary``. Absent where draws of a guide
-      are not corrected.
+    - ``log_prior``: log densities of the hyperparameters, a variable for every site that all data share and that
+      belongs to no layer, in the coordinates of the site; for ``arviz_stats.psense_summary``. Absent where draws of a
+      guide are not corrected.
     - ``posterior_predictive``: y drawn again, with new latents, as for new data.
     - ``prior``, ``prior_predictive``: the program before it saw data.
     - ``observed_data``, and ``constant_data``: the other arrays among the arguments of the program. Missing and masked
@@ -330,9 +330,9 @@ def _tree(origin: Opened, found: _Found, coords: Mapping[str, Any] | None, dims:
     }
     stats: dict[str, Array] = {}
     if of_guide:
-        stats = {"lp": draws.log_p + _total(known, draws.joint), "log_q": draws.log_q}
+        stats = {"lp": draws.log_p + summed_over_data(known, draws.joint), "log_q": draws.log_q}
     if chosen is not None:
-        stats[LOG_WEIGHT] = _total(known, draws.joint) - _total(known, draws.normalised)
+        stats[LOG_WEIGHT] = summed_over_data(known, draws.joint) - summed_over_data(known, draws.normalised)
     groups["sample_stats"] = by_chain(stats)
     names = {name: list(of) for name, of in (known.dims | dims).items() if of}
     tree = arviz_base.from_dict(
@@ -376,7 +376,7 @@ class _Correction(NamedTuple):
 def _correction(origin: Opened, known: LocalSites, draws: Draws, key: Array) -> _Correction:
     """Importance weights of draws, for chains prod_n p(y_n | phi) / p~(y_n | phi) and for guides p(phi, y) / q(phi)."""
     of_guide, chains = origin.posterior.guide is not None, origin.num_chains
-    fitted, exact = _total(known, draws.joint), _total(known, draws.normalised)
+    fitted, exact = summed_over_data(known, draws.joint), summed_over_data(known, draws.normalised)
     ratio = draws.log_p - draws.log_q if of_guide else -fitted
     log_weights = np.asarray(exact + ratio, float)
     total = len(log_weights)
@@ -407,12 +407,6 @@ def _correction(origin: Opened, known: LocalSites, draws: Draws, key: Array) -> 
     attributes[R_EFF] = attributes["ess"] / total
     khat = smoothed(np.asarray(fitted + ratio, float))[1] if of_guide else np.nan
     return _Correction(chosen, float(khat), attributes)
-
-
-def _total(known: LocalSites, densities: dict[str, Array]) -> Array:
-    """The log density of all data given a draw (S,), of densities by observed site."""
-    rows = [densities[name] for name in dict.fromkeys(known.first.values())]
-    return sum(v.reshape(len(v), -1).sum(1) for v in rows)  # type: ignore[return-value]
 
 
 def _relative_size(known: LocalSites, draws: Draws, chains: int) -> float:

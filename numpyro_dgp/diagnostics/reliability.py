@@ -24,7 +24,7 @@ from numpyro_dgp.predict.posterior import Posterior
 if TYPE_CHECKING:
     from xarray import DataTree
 
-__all__ = ["khat", "local_khat", "loo", "pareto_shape", "smoothed"]
+__all__ = ["khat", "local_khat", "loo", "pareto_shape", "pointwise", "smoothed"]
 
 # Classes of ArviZ and xarray, whose annotations are less precise than their documentation.
 ELPDData: TypeAlias = Any
@@ -255,7 +255,7 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
     expect(
         isinstance(seed, int) and seed >= 0, "seed to be an integer, zero or more", type(seed).__name__, "try seed=0"
     )
-    tree, name = _pointwise(tree, site)
+    tree, name = pointwise(tree, site)
     likelihood: DataArray = tree["log_likelihood"][name]
     target: DataArray = tree["log_likelihood_target"][name]
     expect(
@@ -291,7 +291,7 @@ def _log_weights(tree: DataTree) -> DataArray:
     return stats["lp"] - stats["log_q"] if "log_q" in stats else 0 * first.sum(first.dims[2:])
 
 
-def _pointwise(tree: DataTree, site: str | None) -> tuple[DataTree, str]:
+def pointwise(tree: DataTree, site: str | None) -> tuple[DataTree, str]:
     """The tree with the densities that are to be weighed where ArviZ looks for them, and the observed site."""
     groups = sorted(getattr(tree, "children", ()))
     if "log_likelihood_target" not in groups:
