@@ -12,6 +12,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from dense import rbf
+from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import potential_energy
 from programs import X, Y, Z, shallow
 from scipy.stats import norm
@@ -162,6 +163,25 @@ def test_chains_with_inducing_points_are_resampled():
     np.testing.assert_allclose(dgp.diagnostics.loo(found).elpd_i, scores, atol=0.06)
     with pytest.raises(ValueError, match="one without densities of a guide"):
         dgp.diagnostics.khat(found)
+
+
+@pytest.mark.long
+def test_chains_are_resampled_one_by_one():
+    """What the sampler says of a draw follows it; its energies stay in order, as ``arviz_stats.bfmi`` needs them."""
+    program = lambda X, y=None: shallow(X, y, Z=Z[::2], noise=SD)  # noqa: E731
+    kernel = NUTS(dgp.for_mcmc(program, collapse=False))
+    mcmc = MCMC(kernel, num_warmup=100, num_samples=200, num_chains=2, chain_method="vectorized", progress_bar=False)
+    mcmc.run(KEY, x, y, extra_fields=("energy", "num_steps"))
+    found = dgp.diagnostics.to_arviz(mcmc, KEY, x, y, num_samples=5)
+    raw, fields = mcmc.get_samples(group_by_chain=True)["g"], mcmc.get_extra_fields(group_by_chain=True)
+    np.testing.assert_array_equal(found.sample_stats["energy"], fields["energy"])
+    assert "log_weight" in found.sample_stats
+    for chain in range(2):
+        drawn = found.posterior["g"].to_numpy()[chain]
+        order = [int(np.flatnonzero((raw[chain] == v).all(-1))[0]) for v in drawn]
+        assert order == sorted(order)
+        np.testing.assert_array_equal(found.sample_stats["n_steps"][chain], fields["num_steps"][chain][np.array(order)])
+    assert 0.5 < found.log_likelihood.attrs["ess"] / arviz_stats.ess(found.posterior, method="mean")["g"].mean() < 2
 
 
 @pytest.mark.slow

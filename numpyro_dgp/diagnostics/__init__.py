@@ -16,7 +16,8 @@ from numpyro_dgp.diagnostics.comparison import Comparison, compare
 from numpyro_dgp.diagnostics.convergence import Convergence, convergence
 from numpyro_dgp.diagnostics.evidence import Evidence, evidence
 from numpyro_dgp.diagnostics.left_out import loo_moment_match, refits
-from numpyro_dgp.diagnostics.reliability import khat, local_khat, loo, pareto_shape
+from numpyro_dgp.diagnostics.pareto import pareto_shape
+from numpyro_dgp.diagnostics.reliability import khat, local_khat, loo
 
 __all__ = [
     "Comparison",

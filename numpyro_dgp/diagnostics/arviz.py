@@ -23,8 +23,8 @@ from numpyro_dgp._checks import expected, require_count, require_key
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.analysis.sites import Message, is_likelihood, masks_around, unwrap
 from numpyro_dgp.diagnostics.local_sites import LocalSites, local_sites
+from numpyro_dgp.diagnostics.pareto import KHAT, LEAST, LOG_WEIGHT, R_EFF, smoothed
 from numpyro_dgp.diagnostics.ratios import Draws, draw, prior, summed_over_data
-from numpyro_dgp.diagnostics.reliability import KHAT, LOG_WEIGHT, R_EFF, smoothed
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.mcmc.for_mcmc import sampled_program
 from numpyro_dgp.predict.posterior import Posterior
@@ -71,8 +71,6 @@ Source: TypeAlias = Posterior | MCMC
 _SAME = 0.1
 # Effective draws below which draws are not resampled.
 _ENOUGH = 100
-# Of weights whose tail can be fitted.
-_LEAST = 25
 
 
 def to_arviz(
@@ -348,8 +346,9 @@ def _tree(origin: Opened, found: _Found, coords: Mapping[str, Any] | None, dims:
         sampler = arviz_base.from_numpyro(origin.mcmc)["sample_stats"].to_dataset()
         for name, values in sampler.items():
             if chosen is not None and name != "energy":  # of which ArviZ takes differences between steps of the chain
-                sampler[name] = values.dims, np.reshape(values, (-1, *values.shape[2:]))[chosen].reshape(values.shape)
-        tree["sample_stats"] = DataTree(sampler.assign(tree.get("sample_stats", {})))
+                flat = values.to_numpy().reshape(-1, *values.shape[2:])
+                sampler[name] = values.dims, flat[chosen].reshape(values.shape)
+        tree["sample_stats"] = DataTree(sampler.assign(tree["sample_stats"].dataset if chosen is not None else {}))
     trace = {} if losses is None else {"elbo": -np.asarray(losses)}
     of_fit = trace | {name: np.asarray(value) for name, value in params.items()}
     if of_fit:
@@ -380,7 +379,7 @@ def _correction(origin: Opened, known: LocalSites, draws: Draws, key: Array) -> 
     ratio = draws.log_p - draws.log_q if of_guide else -fitted
     log_weights = np.asarray(exact + ratio, float)
     total = len(log_weights)
-    if total < _LEAST or not np.isfinite(log_weights).all():
+    if total < LEAST or not np.isfinite(log_weights).all():
         k, r_eff, weights = np.inf, 1.0, np.ones(total)
     else:
         r_eff = 1.0 if of_guide else _relative_size(known, draws, chains)

@@ -18,8 +18,9 @@ from numpyro_dgp._checks import expect, expected, require_count, require_key
 from numpyro_dgp._typing import Array
 from numpyro_dgp.diagnostics.arviz import Source, opened
 from numpyro_dgp.diagnostics.local_sites import local_sites
+from numpyro_dgp.diagnostics.pareto import R_EFF, smoothed
 from numpyro_dgp.diagnostics.ratios import drawing, summed_over_data
-from numpyro_dgp.diagnostics.reliability import R_EFF, ELPDData, pointwise, smoothed
+from numpyro_dgp.diagnostics.reliability import ELPDData, pointwise
 from numpyro_dgp.predict.posterior import Posterior
 
 if TYPE_CHECKING:
@@ -140,10 +141,10 @@ def _matched(u: np.ndarray, densities: Any, n: int, r_eff: float) -> tuple[float
     """The score of a datum and Pareto's k, by draws u (S, D) whose densities are a function of such."""
 
     def weighed(at: _Densities, drawn: np.ndarray) -> tuple[np.ndarray, float]:
-        # pi(u) / p~(y_n | u) / g; draws outside of the support count nothing
+        # pi(u) / p~(y_n | u) / g; draws outside of the support have weight zero
         ratio = np.nan_to_num(at.fitted - at.target[:, n] - drawn, nan=-np.inf)
         weights, shape = smoothed(ratio, r_eff)
-        return weights - logsumexp(weights), float(shape)
+        return weights, float(shape)
 
     size = u.shape[1]
     start = densities(u)

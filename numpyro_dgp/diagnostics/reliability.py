@@ -17,85 +17,19 @@ import jax
 import numpy as np
 
 from numpyro_dgp._checks import expect, expect_kind, expected, require_count, require_key
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array
+from numpyro_dgp.diagnostics.pareto import KHAT, LEAST, LOG_WEIGHT, R_EFF, pareto_shape, smoothed
 from numpyro_dgp.diagnostics.ratios import draw
 from numpyro_dgp.predict.posterior import Posterior
 
 if TYPE_CHECKING:
     from xarray import DataTree
 
-__all__ = ["khat", "local_khat", "loo", "pareto_shape", "pointwise", "smoothed"]
+__all__ = ["khat", "local_khat", "loo", "pointwise"]
 
 # Classes of ArviZ and xarray, whose annotations are less precise than their documentation.
 ELPDData: TypeAlias = Any
 DataArray: TypeAlias = Any
-# With fewer weights the tail has fewer than five to fit.
-_LEAST = 25
-# Log weights that are closer than this, in nats, may be equal up to rounding; others are not, however large they are.
-_ROUNDING = 0.1
-# Names in a tree: k-hat of a guide, an attribute; the effective over the actual number of draws, an attribute; and the
-# log of the density that a posterior was fitted to over the one that its draws are of, a variable.
-KHAT = "khat"
-R_EFF = "reff"
-LOG_WEIGHT = "log_weight"
-
-
-def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
-    r"""Shape :math:`\hat k` of the generalised Pareto distribution that the largest weights follow.
-
-    Args:
-        log_weights: logarithms of importance weights (S, ...), S at least 25.
-
-    Returns:
-        One number for every column (...); minus infinity where all weights are equal up to rounding.
-
-    Raises:
-        ValueError: too few weights, NaN or positive infinity, or no finite weight.
-
-    Example:
-        >>> import numpy as np
-        >>> from numpyro_dgp.diagnostics import pareto_shape
-        >>> u = np.random.default_rng(0).uniform(size=4000)
-        >>> print(pareto_shape(-0.8 * np.log(u)).round(1))  # weights u^-0.8
-        0.8
-
-    Source: Vehtari et al. (2024), section 3.
-    """
-    return smoothed(log_weights)[1]
-
-
-def smoothed(log_weights: ArrayLike, r_eff: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Weights whose largest values are those of the fitted Pareto distribution.
-
-    Args:
-        log_weights: as for :func:`pareto_shape`.
-        r_eff: effective over actual number of draws, by which the tail is the longer.
-
-    Returns:
-        Their logarithms (S, ...), and the shapes (...). Weights that are equal up to rounding are as they were.
-    """
-    from arviz_stats.base import array_stats
-
-    given = np.asarray(log_weights)
-    values, eps = given.astype(float), np.finfo(given.dtype if given.dtype.kind == "f" else float).eps
-    expect(
-        values.ndim >= 1 and len(values) >= _LEAST,
-        f"at least {_LEAST} weights",
-        f"shape {values.shape}",
-        "1000 is usual",
-    )
-    if np.isnan(values).any() or (values == np.inf).any() or not np.isfinite(values.max(0)).all():
-        raise expected(
-            "log weights, no NaN or infinity, some of them finite", "others", "are parameters of the fit finite?"
-        )
-    columns = values.reshape(len(values), -1)
-    equal = np.ptp(columns, axis=0) <= np.minimum(np.sqrt(eps) * (1 + np.abs(columns).max(0)), _ROUNDING)
-    found = [
-        (w, -np.inf) if same else array_stats.psislw(-w, r_eff=r_eff)  # which takes -log w
-        for same, w in zip(equal, columns.T, strict=True)
-    ]
-    shapes = np.array([shape for _, shape in found], float).reshape(values.shape[1:])
-    return np.stack([w for w, _ in found], 1).reshape(values.shape), shapes
 
 
 def khat(tree: DataTree) -> float:
@@ -192,8 +126,8 @@ def local_khat(
     expect(posterior.guide is not None, "a fit with a guide", "draws of MCMC", "they have no importance weights")
     require_key(key)
     require_count("num_globals", num_globals, "the default")
-    if not isinstance(num_samples, int) or num_samples < _LEAST:
-        raise expected(f"num_samples of at least {_LEAST}", repr(num_samples), "1000 are usual")
+    if not isinstance(num_samples, int) or num_samples < LEAST:
+        raise expected(f"num_samples of at least {LEAST}", repr(num_samples), "1000 are usual")
     draws = draw(posterior, key, num_globals, num_samples, args, kwargs, lambda log_weights: log_weights)
     return {
         name: np.full((len(terms), *terms.shape[2:]), -np.inf)
@@ -265,14 +199,16 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
         "draw y inside numpyro.plate, given the values of the functions",
     )
     draws = likelihood.sizes["chain"] * likelihood.sizes["draw"]
-    expect(draws >= _LEAST, f"at least {_LEAST} draws", draws, "to_arviz(..., num_samples=1000) is usual")
+    expect(draws >= LEAST, f"at least {LEAST} draws", draws, "to_arviz(..., num_samples=1000) is usual")
     if observations is not None and not (isinstance(observations, int) and 0 < observations <= likelihood.shape[-1]):
         raise expected(f"at most as many observations as data, {likelihood.shape[-1]}", repr(observations))
     base, r_eff = _log_weights(tree), float(tree["log_likelihood"].attrs.get(R_EFF, 1.0))
     with warnings.catch_warnings():  # the Pareto shapes are in the result
         warnings.filterwarnings("ignore", message="Estimated shape parameter")
         if observations is None:
-            log_weights, shapes = (target - base).azstats.psislw(r_eff=r_eff, dim=["chain", "draw"])  # of -log w
+            ratios = (base - target).stack(sample=["chain", "draw"]).transpose("sample", *target.dims[2:])
+            weights, k = smoothed(ratios.to_numpy(), r_eff)
+            log_weights, shapes = ratios.copy(data=weights).unstack("sample"), likelihood[0, 0].copy(data=k)
             return arviz_stats.loo(
                 tree, pointwise=True, var_name=name, reff=r_eff, log_weights=log_weights, pareto_k=shapes
             )
