@@ -180,8 +180,11 @@ def test_chains_are_resampled_one_by_one():
         drawn = found.posterior["g"].to_numpy()[chain]
         order = [int(np.flatnonzero((raw[chain] == v).all(-1))[0]) for v in drawn]
         assert order == sorted(order)
-        np.testing.assert_array_equal(found.sample_stats["n_steps"][chain], fields["num_steps"][chain][np.array(order)])
-    assert 0.5 < found.log_likelihood.attrs["ess"] / arviz_stats.ess(found.posterior, method="mean")["g"].mean() < 2
+        moved = [(raw[chain] == v).all(-1).sum() == 1 for v in drawn]  # a chain may stay where it is
+        steps = fields["num_steps"][chain][np.array(order)]
+        np.testing.assert_array_equal(found.sample_stats["n_steps"][chain][moved], steps[np.array(moved)])
+    sizes = arviz_stats.ess(found.posterior.to_dataset(), method="mean")["g"].to_numpy()
+    assert 0.5 < found.log_likelihood.attrs["ess"] / sizes.mean() < 2
 
 
 @pytest.mark.slow

@@ -348,7 +348,7 @@ def _tree(origin: Opened, found: _Found, coords: Mapping[str, Any] | None, dims:
             if chosen is not None and name != "energy":  # of which ArviZ takes differences between steps of the chain
                 flat = values.to_numpy().reshape(-1, *values.shape[2:])
                 sampler[name] = values.dims, flat[chosen].reshape(values.shape)
-        tree["sample_stats"] = DataTree(sampler.assign(tree["sample_stats"].dataset if chosen is not None else {}))
+        tree["sample_stats"] = DataTree(sampler.assign(tree["sample_stats"].to_dataset() if chosen is not None else {}))
     trace = {} if losses is None else {"elbo": -np.asarray(losses)}
     of_fit = trace | {name: np.asarray(value) for name, value in params.items()}
     if of_fit:

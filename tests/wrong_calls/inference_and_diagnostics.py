@@ -1,5 +1,7 @@
 """Wrong calls of MCMC's programs and kernels, of diagnostics, of comparisons and of conformance checks."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,6 +39,9 @@ def tree(draws=30, **without):
         "sample_stats": {"lp": zeros[..., 0], "log_q": zeros[..., 0]},
     }
     return arviz_base.from_dict({name: group for name, group in groups.items() if name not in without})
+
+
+SCORE = types.SimpleNamespace(pareto_k=np.zeros(4))
 
 
 def uncorrected():
@@ -414,7 +419,7 @@ RELIABILITY = [
     ),
     Wrong(
         "loo_moment_match of draws of a guide",
-        lambda: diagnostics.loo_moment_match(diagnostics.loo(tree()), uncorrected(), FIT, KEY, X, Y),
+        lambda: diagnostics.loo_moment_match(SCORE, uncorrected(), FIT, KEY, X, Y),
         "expected draws that are corrected to the posterior, got a guide",
     ),
     Wrong(
@@ -424,12 +429,12 @@ RELIABILITY = [
     ),
     Wrong(
         "loo_moment_match of nothing",
-        lambda: diagnostics.loo_moment_match(diagnostics.loo(tree()), FIT, FIT, KEY, X, Y),
+        lambda: diagnostics.loo_moment_match(SCORE, FIT, FIT, KEY, X, Y),
         "loo_moment_match: expected a tree from dgp.diagnostics.to_arviz, got Posterior",
     ),
     Wrong(
         "loo_moment_match no key",
-        lambda: diagnostics.loo_moment_match(diagnostics.loo(tree()), tree(), FIT, X, Y),
+        lambda: diagnostics.loo_moment_match(SCORE, tree(), FIT, X, Y),
         "loo_moment_match: expected a PRNG key",
     ),
     Wrong("refits of nothing", lambda: diagnostics.refits(FIT, len, KEY, X, Y), "expected a tree from dgp.diag"),
