@@ -380,13 +380,13 @@ def _correction(origin: Opened, known: LocalSites, draws: Draws, key: Array) -> 
     log_weights = np.asarray(exact + ratio, float)
     total = len(log_weights)
     if total < LEAST or not np.isfinite(log_weights).all():
-        k, r_eff, weights = np.inf, 1.0, np.ones(total)
+        k, r_eff, weights = np.array(np.inf), 1.0, np.ones(len(log_weights))
     else:
         r_eff = 1.0 if of_guide else _relative_size(known, draws, chains)
         weights, k = smoothed(log_weights, r_eff)
         weights = np.exp(weights - weights.max())
     kish = weights.sum() ** 2 / np.square(weights).sum()  # (sum w)^2 / sum w^2
-    attributes = {KHAT: float(k), "ess": float(kish * r_eff), R_EFF: float(r_eff)}
+    attributes: dict[str, Any] = {KHAT: float(k), "ess": float(kish * r_eff), R_EFF: float(r_eff)}
     if np.ptp(log_weights) <= _SAME:
         return _Correction(None, np.nan, attributes)
     good = min(1 - 1 / np.log10(total), 0.7) if total > 1 else 0.0

@@ -14,7 +14,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 from scipy.special import logsumexp
 
-from numpyro_dgp._checks import expect, expected, require_count, require_key
+from numpyro_dgp._checks import expect, require_count, require_key
 from numpyro_dgp._typing import Array
 from numpyro_dgp.diagnostics.arviz import Source, opened
 from numpyro_dgp.diagnostics.local_sites import local_sites
@@ -112,7 +112,7 @@ def loo_moment_match(
     require_count("local_samples", local_samples, "the default")
     tree, name = pointwise(tree, site)
     data = tree["log_likelihood"][name]
-    shapes = getattr(score, "pareto_k", None)
+    shapes: Any = getattr(score, "pareto_k", None)
     expect(
         shapes is not None and np.shape(shapes) == data.shape[2:] and np.isfinite(shapes).all(),
         "a score of dgp.diagnostics.loo(tree), of all data",
@@ -193,7 +193,9 @@ def _densities(
     kwargs: dict[str, Any],
 ) -> tuple[np.ndarray, Callable[[np.ndarray], _Densities]]:
     """The draws of a tree as vectors (S, D), and their densities."""
-    draws = {str(n): v.to_numpy().reshape(-1, *v.shape[2:]) for n, v in tree["posterior"].data_vars.items()}
+    draws: dict[str, Any] = {
+        str(n): v.to_numpy().reshape(-1, *v.shape[2:]) for n, v in tree["posterior"].data_vars.items()
+    }
     program = Posterior(posterior.model, params=posterior.params, samples=draws)
     known = local_sites(program, args, kwargs)
     plates, found = tuple(frame.size for frame in known.frames[name]), tree["log_likelihood"][name].shape[2:]
@@ -277,16 +279,12 @@ def refits(
 
     require_key(key)
     expect(callable(refit), "a function refit(X, y) that returns a fit", type(refit).__name__)
-    children = getattr(tree, "children", {})
-    group = next((name for name in ("log_likelihood", "log_likelihood_uncorrected") if name in children), None)
-    if group is None:
-        raise expected("a tree from dgp.diagnostics.to_arviz", type(tree).__name__)
-    names = [str(name) for name in tree[group].data_vars]
-    expect(site in names if site is not None else len(names) == 1, f"site= one of {names}", repr(site))
-    (dim, *others), length = tree[group][site or names[0]].dims[2:], len(args[-1]) if args and np.ndim(args[-1]) else 0
+    tree, name = pointwise(tree, site)
+    data: Any = tree["log_likelihood"][name]
+    length = len(args[-1]) if args and np.ndim(args[-1]) else 0
     expect(
-        not others and tree[group].sizes[dim] == length,
-        f"arguments of the program, the observations of {tree[group].sizes[dim]} rows last",
+        data.shape[2:] == (length,),
+        f"arguments of the program, observations of shape {data.shape[2:]} last",
         f"{length} rows",
         "refits(tree, refit, key, X, y)",
     )
@@ -310,8 +308,6 @@ def refits(
         def log_likelihood__i(self, excluded_obs: Any, idata__i: Any) -> DataArray:
             *inputs, y = excluded_obs
             density = idata__i.log_density(key, y, *inputs)
-            return DataArray(np.asarray(density)[None, None], dims=["chain", "draw", dim])
+            return DataArray(np.asarray(density)[None, None], dims=data.dims)
 
-    original = tree.copy()
-    original["log_likelihood"] = tree[group]
-    return Refits(refit, original)
+    return Refits(refit, tree)

@@ -439,7 +439,11 @@ RELIABILITY = [
     ),
     Wrong("refits of nothing", lambda: diagnostics.refits(FIT, len, KEY, X, Y), "expected a tree from dgp.diag"),
     Wrong("refits by a fit", lambda: diagnostics.refits(tree(), FIT, KEY, X, Y), r"a function refit\(X, y\)"),
-    Wrong("refits of others", lambda: diagnostics.refits(tree(), len, KEY, X, Y), "of 4 rows last, got 30 rows"),
+    Wrong(
+        "refits of others",
+        lambda: diagnostics.refits(tree(), len, KEY, X, Y),
+        r"observations of shape \(4,\) last, got 30 rows",
+    ),
     Wrong("refits no key", lambda: diagnostics.refits(tree(), len, X, Y), "refits: expected a PRNG key"),
     Wrong(
         "local_khat of a tree", lambda: diagnostics.local_khat(tree(), KEY, X, Y), r"expected dgp.Posterior\(.*got Data"
