@@ -53,13 +53,11 @@ def drawn(found):
     """By name, what ArviZ draws."""
     chains = found["NUTS"]
     both = {"var_names": NAMES, "backend": "matplotlib"}
-    yield "forest", arviz_plots.plot_forest(found, combined=True, **both)
     yield "ridge", arviz_plots.plot_ridge(found, combined=True, **both)
     yield "rank", arviz_plots.plot_rank(chains, **both)
     yield "energy", arviz_plots.plot_energy(chains, backend="matplotlib")
     for name, tree in found.items():
         yield f"ppc_{name.lower()}", arviz_plots.plot_ppc_dist(tree, backend="matplotlib")
-    yield "loo_pit", arviz_plots.plot_loo_pit(chains, backend="matplotlib")
 
 
 if __name__ == "__main__":

@@ -442,7 +442,7 @@ RELIABILITY = [
     Wrong(
         "refits of others",
         lambda: diagnostics.refits(tree(), len, KEY, X, Y),
-        r"observations of shape \(4,\) last, got 30 rows",
+        r"shape \(4,\) last, got 30 rows",
     ),
     Wrong("refits no key", lambda: diagnostics.refits(tree(), len, X, Y), "refits: expected a PRNG key"),
     Wrong(
