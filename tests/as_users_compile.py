@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 from numpyro import handlers
 from numpyro.infer import Predictive
 from numpyro.infer.util import log_density

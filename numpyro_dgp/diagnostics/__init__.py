@@ -13,7 +13,9 @@ from numpyro_dgp.diagnostics.calibration import (
 from numpyro_dgp.diagnostics.comparison import Comparison, compare
 from numpyro_dgp.diagnostics.convergence import Convergence, convergence
 from numpyro_dgp.diagnostics.evidence import Evidence, evidence
-from numpyro_dgp.diagnostics.reliability import khat, local_khat, loo, pareto_shape
+from numpyro_dgp.diagnostics.left_out import loo_moment_match, refits
+from numpyro_dgp.diagnostics.pareto import pareto_shape
+from numpyro_dgp.diagnostics.reliability import khat, local_khat, loo
 from numpyro_dgp.diagnostics.simulation import Simulated, sbc
 
 __all__ = [
@@ -31,8 +33,10 @@ __all__ = [
     "khat",
     "local_khat",
     "loo",
+    "loo_moment_match",
     "pareto_shape",
     "pit",
+    "refits",
     "sbc",
     "to_arviz",
     "uniformity",

@@ -23,7 +23,8 @@ from numpyro_dgp._checks import expected, require_count, require_key
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.analysis.sites import Message, is_likelihood, masks_around, unwrap
 from numpyro_dgp.diagnostics.local_sites import LocalSites, local_sites
-from numpyro_dgp.diagnostics.ratios import Draws, draw, prior
+from numpyro_dgp.diagnostics.pareto import KHAT, LEAST, LOG_WEIGHT, R_EFF, smoothed
+from numpyro_dgp.diagnostics.ratios import Draws, draw, prior, summed_over_data
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.mcmc.for_mcmc import sampled_program
 from numpyro_dgp.predict.posterior import Posterior
@@ -66,8 +67,10 @@ def without_empty_rows(group: Any, name: str, dim: str, mask: Array) -> Any:
 
 
 Source: TypeAlias = Posterior | MCMC
-# Difference of log densities, in nats, below which ArviZ's leave-one-out weights are those of the posterior.
-_SAME = 0.01
+# Log weights that are closer than this, in nats, are equal.
+_SAME = 0.1
+# Effective draws below which draws are not resampled.
+_ENOUGH = 100
 
 
 def to_arviz(
@@ -92,18 +95,29 @@ def to_arviz(
       (under MCMC from the model), :math:`\log \frac1K \sum_k p(y_n, w_n^{(k)} \mid \phi_s) / q(w_n^{(k)})`: leaving
       out a datum leaves out its latents too. The estimate is low by O(1/K). Of several observed sites in the same
       plates each has a variable, its density given the others of the datum, with which it shares the latents.
-    - ``log_likelihood_uncorrected``: its name where ArviZ's own ``loo``, ``loo_pit`` and ``compare`` would be wrong,
-      which look for ``log_likelihood`` and without it raise an error: under draws from a guide, which they would take
-      for draws from the posterior, and under chains of which some datum was sampled with a density that differs by
-      more than 0.01 (next group). ``dgp.diagnostics.loo`` corrects for both.
+      **Resampling.** Stock calls of ArviZ take draws for posterior samples, and this group for the density of the data
+      under them. So the draws are resampled, in every group, with the importance weights :math:`p(\phi_s)
+      \prod_n p(y_n \mid \phi_s) / q(\phi_s)`, Pareto-smoothed; under chains, q is the density that was sampled (next
+      but one). Weights that differ by less than a tenth of a nat leave the draws as they are. Copies of a draw are
+      neighbours, so that ``arviz_stats.ess`` counts them once. Attributes of the group: ``khat`` of the weights,
+      ``ess``, the effective number of draws, and its share ``reff``, for ``arviz_stats.loo(tree, reff=...)``, which
+      takes one chain for independent draws.
+    - ``log_likelihood_uncorrected``: its name where the weights are not usable, with Pareto k above
+      :math:`\min(1 - 1 / \log_{10} S, 0.7)` or less than 100 effective draws. Draws stay as they are, its attribute
+      ``reason`` says why, and ``arviz_stats.loo`` raises an error. ``dgp.diagnostics.loo`` takes both kinds of trees.
     - ``log_likelihood_target``: the same with the ``log_prob`` of the observed site, which the posterior was fitted
       to. It differs where a ``dgp.Likelihood`` has variance left given its inducing values.
+    - ``log_prior``: log densities of the hyperparameters, a variable for every site that all data share and that
+      belongs to no layer, in the coordinates of the site; for ``arviz_stats.psense_summary``. Absent where draws of a
+      guide are not corrected.
     - ``posterior_predictive``: y drawn again, with new latents, as for new data.
     - ``prior``, ``prior_predictive``: the program before it saw data.
     - ``observed_data``, and ``constant_data``: the other arrays among the arguments of the program. Missing and masked
       entries are NaN, and rows in which nothing is observed are no rows of the groups of log densities.
-    - ``sample_stats``: of chains, divergences and the other fields of the sampler; of a guide, ``lp``, the log joint
-      density of data and shared sites, and ``log_q``, their log density under the guide.
+    - ``sample_stats``: of chains, divergences and the other fields of the sampler, of which ``energy`` stays in the
+      order of the chain; of a guide, ``lp``, the log joint density of data and shared sites with which it was fitted,
+      and ``log_q``, their log density under the guide. Of resampled draws also ``log_weight``, from their density to
+      the one of the fit.
     - ``fit``: the trace of the bound, and the ``numpyro.param`` sites of the program.
 
     Plates name the dimensions of data. Beside them ``<site>_output``, ``<site>_inducing`` and ``<site>_row`` are the
@@ -144,11 +158,11 @@ def to_arviz(
         >>> tree = dgp.diagnostics.to_arviz(posterior, jax.random.key(1), X, y)
         >>> dict(tree.posterior.sizes)
         {'chain': 1, 'draw': 500, 'f_inducing': 5}
-        >>> dict(tree.log_likelihood_uncorrected.sizes)
-        {'chain': 1, 'draw': 500, 'data': 20}
+        >>> dict(tree.log_likelihood.sizes), tree.log_likelihood.attrs["khat"] < 0.7
+        ({'chain': 1, 'draw': 500, 'data': 20}, True)
 
-    Source: Vehtari et al. (2017) for log_likelihood; Yao et al. (2018) for draws from a guide;
-    Merkle et al. (2019) for integrating latents there.
+    Source: Vehtari et al. (2017) for log_likelihood; Merkle et al. (2019) for integrating latents there; Yao et al.
+    (2018) for draws from a guide; Vehtari et al. (2024) for their weights; Kallioinen et al. (2024) for log_prior.
     """
     require_count("num_samples", num_samples, "the default")
     require_count("local_samples", local_samples, "the default")
@@ -178,11 +192,12 @@ def to_arviz(
         )
     draw_key, prior_key, trace_key = jax.random.split(key, 3)
     draws = draw(posterior, draw_key, num_samples, local_samples, args, kwargs)
+    correction = _correction(origin, known, draws, jax.random.fold_in(draw_key, 1))
     before = prior(posterior, prior_key, num_samples, args, kwargs)
     observed, params, masks = _fixed(posterior, known, trace_key, args, kwargs)
     constant, names = _constants(posterior, known, observed, args, kwargs)
     observed |= {name: with_gaps(observed[name], mask) for name, mask in masks.items()}
-    found = _Found(known, draws, before, observed, constant, params, losses)
+    found = _Found(known, draws, correction, before, observed, constant, params, losses)
     tree = _tree(origin, found, coords, names | (dims or {}))  # type: ignore[operator]
     for name in dict.fromkeys(known.first.values()):
         beside = [y for y, first in known.first.items() if first == name]
@@ -268,6 +283,7 @@ class _Found(NamedTuple):
     Args:
         known: sites of single data.
         draws: of the posterior.
+        correction: of these draws.
         before: latent sites and data drawn from the prior.
         observed: observed values.
         constant: other data.
@@ -277,6 +293,7 @@ class _Found(NamedTuple):
 
     known: LocalSites
     draws: Draws
+    correction: _Correction
     before: tuple[dict[str, Array], dict[str, Array]]
     observed: dict[str, Array]
     constant: dict[str, Array]
@@ -288,27 +305,33 @@ def _tree(origin: Opened, found: _Found, coords: Mapping[str, Any] | None, dims:
     import arviz_base
     from xarray import DataTree
 
-    known, draws, before, observed, constant, params, losses = found
+    known, draws, correction, before, observed, constant, params, losses = found
+    chosen, attributes = correction.chosen, correction.attributes
+    draws = draws if chosen is None else jax.tree.map(lambda values: values[chosen], draws)
 
     def by_chain(values: Mapping[str, Array], chains: int = origin.num_chains) -> dict[str, np.ndarray]:
         return {n: np.asarray(v).reshape(chains, -1, *v.shape[1:]) for n, v in values.items()}
 
     of_guide = origin.posterior.guide is not None
-    as_sampled = all(np.allclose(terms, draws.target[y], 0, _SAME) for y, terms in draws.predictive.items())
+    corrected = "reason" not in attributes
+    log_likelihood = "log_likelihood" if corrected else "log_likelihood_uncorrected"
     groups: dict[str, Any] = {
         "posterior": by_chain(draws.values),
-        "log_likelihood" if as_sampled and not of_guide else "log_likelihood_uncorrected": by_chain(draws.predictive),
+        log_likelihood: by_chain(draws.predictive),
         "log_likelihood_target": by_chain(draws.target),
+        "log_prior": by_chain(draws.log_prior) if corrected or not of_guide else {},
         "posterior_predictive": by_chain(draws.replicated),
         "prior": by_chain(before[0], 1),
         "prior_predictive": by_chain(before[1], 1),
         "observed_data": {name: np.asarray(value) for name, value in observed.items()},
         "constant_data": {name: np.asarray(value) for name, value in constant.items()},
     }
+    stats: dict[str, Array] = {}
     if of_guide:
-        rows = [draws.joint[name] for name in set(known.first.values())]
-        joint = sum((v.reshape(len(v), -1).sum(1) for v in rows), draws.log_p)  # log p(phi) + sum_n log p(y_n | phi)
-        groups["sample_stats"] = by_chain({"lp": joint, "log_q": draws.log_q})
+        stats = {"lp": draws.log_p + summed_over_data(known, draws.joint), "log_q": draws.log_q}
+    if chosen is not None:
+        stats[LOG_WEIGHT] = summed_over_data(known, draws.joint) - summed_over_data(known, draws.normalised)
+    groups["sample_stats"] = by_chain(stats)
     names = {name: list(of) for name, of in (known.dims | dims).items() if of}
     tree = arviz_base.from_dict(
         {name: group for name, group in groups.items() if group},
@@ -316,14 +339,86 @@ def _tree(origin: Opened, found: _Found, coords: Mapping[str, Any] | None, dims:
         coords=coords,
         dims=names,
     )
+    tree[log_likelihood].attrs.update(attributes)
+    if of_guide and chosen is not None:
+        tree["sample_stats"].attrs[KHAT] = correction.khat
     if origin.mcmc is not None:
-        tree["sample_stats"] = arviz_base.from_numpyro(origin.mcmc)["sample_stats"]
+        sampler = arviz_base.from_numpyro(origin.mcmc)["sample_stats"].to_dataset()
+        for name, values in sampler.items():
+            if chosen is not None and name != "energy":  # of which ArviZ takes differences between steps of the chain
+                flat = values.to_numpy().reshape(-1, *values.shape[2:])
+                sampler[name] = values.dims, flat[chosen].reshape(values.shape)
+        tree["sample_stats"] = DataTree(sampler.assign(tree["sample_stats"].to_dataset() if chosen is not None else {}))
     trace = {} if losses is None else {"elbo": -np.asarray(losses)}
     of_fit = trace | {name: np.asarray(value) for name, value in params.items()}
     if of_fit:
         fit = arviz_base.dict_to_dataset(of_fit, sample_dims=[], dims={"elbo": ["step"]} if trace else None)
         tree["fit"] = DataTree(fit)
     return tree
+
+
+class _Correction(NamedTuple):
+    """From the draws of a source to draws of the prior times the normalised densities of the data.
+
+    Args:
+        chosen: the numbers of the draws to take, in order (S,); ``None`` where all stay.
+        khat: of a guide, against the density that it was fitted to.
+        attributes: of the group of log likelihoods: Pareto's k of the weights, the effective number of draws and its
+            share; a reason where the draws cannot be corrected.
+    """
+
+    chosen: np.ndarray | None
+    khat: float
+    attributes: dict[str, Any]
+
+
+def _correction(origin: Opened, known: LocalSites, draws: Draws, key: Array) -> _Correction:
+    """Importance weights of draws, for chains prod_n p(y_n | phi) / p~(y_n | phi) and for guides p(phi, y) / q(phi)."""
+    of_guide, chains = origin.posterior.guide is not None, origin.num_chains
+    fitted, exact = summed_over_data(known, draws.joint), summed_over_data(known, draws.normalised)
+    ratio = draws.log_p - draws.log_q if of_guide else -fitted
+    log_weights = np.asarray(exact + ratio, float)
+    total = len(log_weights)
+    if total < LEAST or not np.isfinite(log_weights).all():
+        k, r_eff, weights = np.array(np.inf), 1.0, np.ones(len(log_weights))
+    else:
+        r_eff = 1.0 if of_guide else _relative_size(known, draws, chains)
+        weights, k = smoothed(log_weights, r_eff)
+        weights = np.exp(weights - weights.max())
+    kish = weights.sum() ** 2 / np.square(weights).sum()  # (sum w)^2 / sum w^2
+    attributes: dict[str, Any] = {KHAT: float(k), "ess": float(kish * r_eff), R_EFF: float(r_eff)}
+    if np.ptp(log_weights) <= _SAME:
+        return _Correction(None, np.nan, attributes)
+    good = min(1 - 1 / np.log10(total), 0.7) if total > 1 else 0.0
+    if k >= good or kish < _ENOUGH:
+        source = "a guide" if of_guide else "chains of log_likelihood_target"
+        attributes["reason"] = (
+            f"draws of {source}, whose importance weights to the posterior that ArviZ takes them for are not usable: "
+            f"Pareto k {k:.2f} (below {good:.2f} is needed), {kish:.0f} effective draws ({_ENOUGH}). "
+            "Call numpyro_dgp.diagnostics.loo(tree)"
+        )
+        return _Correction(None, np.nan, attributes)
+    # Systematic draws in every chain, in their order: equally spaced levels of the summed weights, one random shift.
+    levels = (np.arange(total // chains) + np.asarray(jax.random.uniform(key, (chains, 1)))) / (total // chains)
+    summed = np.cumsum(weights.reshape(chains, -1), 1)
+    inside = [np.searchsorted(of / of[-1], at) for of, at in zip(summed, levels, strict=True)]
+    chosen = np.ravel(np.minimum(inside, total // chains - 1) + np.arange(0, total, total // chains)[:, None])
+    attributes[R_EFF] = attributes["ess"] / total
+    khat = smoothed(np.asarray(fitted + ratio, float))[1] if of_guide else np.nan
+    return _Correction(chosen, float(khat), attributes)
+
+
+def _relative_size(known: LocalSites, draws: Draws, chains: int) -> float:
+    """The effective over the actual number of draws, an average over the values that all data share."""
+    from arviz_stats.base import array_stats
+
+    kinds = "hyperparameter", "inducing", "exact"
+    shared = [np.asarray(values, float) for name, values in draws.values.items() if known.kinds.get(name) in kinds]
+    moving = [values.reshape(chains, -1, values[0].size)[..., np.ptp(values, 0).ravel() != 0] for values in shared]
+    flat = np.concatenate([np.zeros((chains, len(draws.log_p) // chains, 0)), *moving], -1)
+    if not flat.size:
+        return 1.0
+    return float(min(1.0, array_stats.ess(np.moveaxis(flat, -1, 0), method="mean").mean() / flat[..., 0].size))
 
 
 def _fixed(

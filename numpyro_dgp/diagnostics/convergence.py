@@ -30,12 +30,12 @@ from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import ALL_ROWS, require
-from numpyro_dgp.analysis.program import ProgramFacts, structure
+from numpyro_dgp.analysis.program import ProgramFacts
 from numpyro_dgp.analysis.sites import Message, Trace, declared_kind, is_likelihood, site_kind, total_log_prob, unwrap
 from numpyro_dgp.diagnostics.arviz import Source, opened
+from numpyro_dgp.diagnostics.local_sites import site_kinds
 from numpyro_dgp.diagnostics.ratios import map_draws
 from numpyro_dgp.functions.function_values import ProcessValues
-from numpyro_dgp.functions.weights import StandardNormal
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.likelihoods.outcomes import NoMomentsError, moments
 from numpyro_dgp.mcmc.for_mcmc import centred_program
@@ -45,7 +45,7 @@ from numpyro_dgp.predict.posterior import Posterior
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["Convergence", "Identified", "LOG_DENSITY", "convergence", "identified", "site_kinds", "sites_of_draws"]
+__all__ = ["Convergence", "Identified", "LOG_DENSITY", "convergence", "identified", "sites_of_draws"]
 
 LOG_DENSITY = "log density of the data"
 
@@ -166,24 +166,6 @@ def identified(
         return Identified(hyperparameters, {n: f for n, f in functions.items() if f is not None}, density)
 
     return map_draws(one, fixed, total, samples, (args, test), kwargs, 1)
-
-
-def site_kinds(sites: Trace) -> dict[str, str]:
-    """The kind of every site: ``hyperparameter``, ``inducing``, ``hidden``, ``exact``, ``latent``, ``deterministic``.
-
-    Args:
-        sites: a trace of a program on its data.
-    """
-    program = structure(sites)
-    kinds = {}
-    for name, site in sites.items():
-        if site["type"] == "deterministic":
-            kinds[name] = "deterministic"
-        elif site["type"] == "sample" and not site["is_observed"] and not isinstance(unwrap(site["fn"]), dist.Unit):
-            kind = site_kind(site)
-            latent = isinstance(unwrap(site["fn"]), StandardNormal) or not program.is_shared(site)
-            kinds[name] = ("latent" if latent else "hyperparameter") if kind in ("other", "latent") else kind
-    return kinds
 
 
 def sites_of_draws(posterior: Posterior, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:

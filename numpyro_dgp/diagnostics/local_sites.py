@@ -14,14 +14,16 @@ from numpyro import handlers
 from numpyro_dgp._checks import expect, expected
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.checks import ALL_ROWS, require
+from numpyro_dgp.analysis.program import structure
 from numpyro_dgp.analysis.sites import Message, Trace, site_kind, unwrap
+from numpyro_dgp.functions.weights import StandardNormal
 from numpyro_dgp.guides import run
 from numpyro_dgp.guides.record import record_of
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.predict.draws import over_all_rows, trace_over_all_rows
 from numpyro_dgp.predict.posterior import Posterior
 
-__all__ = ["LocalSites", "is_value", "local_sites", "traces"]
+__all__ = ["LocalSites", "is_value", "local_sites", "site_kinds", "traces"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +34,7 @@ class LocalSites:
         frames: plates of every observed site, outermost first.
         first: for every observed site, the first one in the same plates, itself where there is no other.
         local: for every latent site with one value per datum, the first observed site of the same data.
+        kinds: of latent and deterministic sites, as :func:`site_kinds` has them.
         weighted: whether the guide gives its latents importance weights or quadrature nodes.
         dims: names of the dimensions of every site, plates first.
         centred: hidden layers that are sites of the program as it is.
@@ -40,6 +43,7 @@ class LocalSites:
     frames: dict[str, tuple[Any, ...]]
     first: dict[str, str]
     local: dict[str, str]
+    kinds: dict[str, str]
     weighted: bool
     dims: dict[str, list[str]]
     centred: list[str]
@@ -117,7 +121,25 @@ def _inspect(guide_trace: Trace, sites: Trace) -> LocalSites:
     weighted = any(record_of(site).num_replicates is not None for site in guide_trace.values())
     dims = {name: _dims(name, site) for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
     centred = [name for name, site in samples.items() if site_kind(site) == "hidden"]
-    return LocalSites(frames, first, local, weighted, dims, centred)
+    return LocalSites(frames, first, local, site_kinds(sites), weighted, dims, centred)
+
+
+def site_kinds(sites: Trace) -> dict[str, str]:
+    """The kind of every site: ``hyperparameter``, ``inducing``, ``hidden``, ``exact``, ``latent``, ``deterministic``.
+
+    Args:
+        sites: a trace of a program on its data.
+    """
+    program = structure(sites)
+    kinds = {}
+    for name, site in sites.items():
+        if site["type"] == "deterministic":
+            kinds[name] = "deterministic"
+        elif site["type"] == "sample" and is_value(site):
+            kind = site_kind(site)
+            latent = isinstance(unwrap(site["fn"]), StandardNormal) or not program.is_shared(site)
+            kinds[name] = ("latent" if latent else "hyperparameter") if kind in ("other", "latent") else kind
+    return kinds
 
 
 def _listed(plates: tuple[Any, ...]) -> str:

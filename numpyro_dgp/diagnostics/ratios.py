@@ -28,7 +28,7 @@ from numpyro_dgp.functions.function_values import follows
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.predict.posterior import Posterior
 
-__all__ = ["Draws", "draw", "map_draws", "prior"]
+__all__ = ["Draws", "draw", "drawing", "map_draws", "prior", "summed_over_data"]
 
 # Rows (draws times K times inputs) that are computed at once.
 _BLOCK = 20_000
@@ -46,6 +46,9 @@ class Draws(NamedTuple):
         target: by observed site, a summary of the log weights (K, N...) with its ``log_prob``, (S, ...).
         predictive: the same with the normalised density of y.
         joint: by observed site, that of the log weights with the ``log_prob`` of all sites in its plates.
+        normalised: the same with the normalised densities of y.
+        log_prior: log densities of the hyperparameters (S,), which add up to ``log_p`` with those of inducing values
+            and factors.
         replicated: by observed site, data drawn given the global sites (S, N...).
     """
 
@@ -55,6 +58,8 @@ class Draws(NamedTuple):
     target: dict[str, Array]
     predictive: dict[str, Array]
     joint: dict[str, Array]
+    normalised: dict[str, Array]
+    log_prior: dict[str, Array]
     replicated: dict[str, Array]
 
 
@@ -68,14 +73,26 @@ def draw(
     summary: Callable[[Array], Array] = log_mean_exp,
 ) -> Draws:
     """``num_samples`` draws from a guide, or all of those from MCMC, each with a ``summary`` of its K log weights."""
-    known = local_sites(posterior, args, kwargs)
-    copies = local_samples if known.local else 1
     samples = dict(posterior.samples or {})
     total = len(next(iter(samples.values()))) if samples else num_samples
     assert total is not None  # with a guide, the number of draws is given
+    known = local_sites(posterior, args, kwargs)
+    return drawing(posterior, known, total, local_samples, args, kwargs, summary)(jax.random.split(key, total), samples)
 
+
+def drawing(
+    posterior: Posterior,
+    known: LocalSites,
+    num_samples: int,
+    local_samples: int,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    summary: Callable[[Array], Array] = log_mean_exp,
+) -> Callable[[Array, dict[str, Array]], Draws]:
+    """:func:`draw` as a compiled function of keys (S,) and of samples, (S, ...) by site, empty with a guide."""
+    copies = local_samples if known.local else 1
     one = partial(_draw, _Weighing(posterior, known, copies, summary))
-    return map_draws(one, key, total, samples, args, kwargs, copies)
+    return _mapping(one, num_samples, args, kwargs, copies)
 
 
 def prior(
@@ -95,7 +112,12 @@ def prior(
 def map_draws(
     function: Any, key: Array, num_samples: int, samples: dict[str, Array], args: Any, kwargs: Any, copies: int
 ) -> Any:
-    """``function`` of every draw in a compiled loop; the data are arguments, in blocks that fit the cache."""
+    """``function`` of every draw in a compiled loop."""
+    return _mapping(function, num_samples, args, kwargs, copies)(jax.random.split(key, num_samples), samples)
+
+
+def _mapping(function: Any, num_samples: int, args: Any, kwargs: Any, copies: int) -> Callable[[Array, Any], Any]:
+    """The same of keys and samples; the data are arguments of the compiled loop, in blocks that fit the cache."""
     arrays, rebuild = split_arguments(args, kwargs)
     rows = max([len(a) for a in arrays], default=1)
     block = max(1, _BLOCK // rows)
@@ -107,8 +129,7 @@ def map_draws(
             lambda each: function(*each, again, options, block), (keys, samples), num_samples, block // copies
         )
 
-    samples = {name: jnp.asarray(values) for name, values in samples.items()}
-    return run(jax.random.split(key, num_samples), samples, arrays)
+    return lambda keys, samples: run(keys, {name: jnp.asarray(values) for name, values in samples.items()}, arrays)
 
 
 def _mapped(function: Callable[[Any], Any], each: Any, total: int, block: int) -> Any:
@@ -180,7 +201,15 @@ def _draw(weighing: _Weighing, key: Array, sample: dict[str, Array], args: Any, 
         }, together
 
     replicated = {name: again[name]["value"] for name in known.frames}
-    return Draws(values, log_p, log_q, each(target)[0], each(predictive)[0], each(target)[1], replicated)
+    log_prior = {name: total_log_prob(sites[name]) for name, kind in known.kinds.items() if kind == "hyperparameter"}
+    (of_target, joint), (of_predictive, normalised) = each(target), each(predictive)
+    return Draws(values, log_p, log_q, of_target, of_predictive, joint, normalised, log_prior, replicated)
+
+
+def summed_over_data(known: LocalSites, densities: dict[str, Array]) -> Array:
+    """The log density of all data given a draw (S,), of ``joint`` or ``normalised`` densities."""
+    rows = [densities[name] for name in dict.fromkeys(known.first.values())]
+    return sum(v.reshape(len(v), -1).sum(1) for v in rows)  # type: ignore[return-value]
 
 
 def _joint(known: LocalSites, terms: dict[str, Array], ratios: dict[str, Array]) -> dict[str, Array]:

@@ -17,64 +17,19 @@ import jax
 import numpy as np
 
 from numpyro_dgp._checks import expect, expect_kind, expected, require_count, require_key
-from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp._typing import Array
+from numpyro_dgp.diagnostics.pareto import KHAT, LEAST, LOG_WEIGHT, R_EFF, pareto_shape, smoothed
 from numpyro_dgp.diagnostics.ratios import draw
 from numpyro_dgp.predict.posterior import Posterior
 
 if TYPE_CHECKING:
     from xarray import DataTree
 
-__all__ = ["khat", "local_khat", "loo", "pareto_shape"]
+__all__ = ["khat", "local_khat", "loo", "pointwise"]
 
 # Classes of ArviZ and xarray, whose annotations are less precise than their documentation.
 ELPDData: TypeAlias = Any
 DataArray: TypeAlias = Any
-# With fewer weights the tail has fewer than five to fit.
-_LEAST = 25
-# Log weights that are closer than this, in nats, may be equal up to rounding; others are not, however large they are.
-_ROUNDING = 0.1
-
-
-def pareto_shape(log_weights: ArrayLike) -> np.ndarray:
-    r"""Shape :math:`\hat k` of the generalised Pareto distribution that the largest weights follow.
-
-    Args:
-        log_weights: logarithms of importance weights (S, ...), S at least 25.
-
-    Returns:
-        One number for every column (...); minus infinity where all weights are equal up to rounding.
-
-    Raises:
-        ValueError: too few weights, NaN or positive infinity, or no finite weight.
-
-    Example:
-        >>> import numpy as np
-        >>> from numpyro_dgp.diagnostics import pareto_shape
-        >>> u = np.random.default_rng(0).uniform(size=4000)
-        >>> print(pareto_shape(-0.8 * np.log(u)).round(1))  # weights u^-0.8
-        0.8
-
-    Source: Vehtari et al. (2024), section 3.
-    """
-    from arviz_stats.base import array_stats
-
-    given = np.asarray(log_weights)
-    values, eps = given.astype(float), np.finfo(given.dtype if given.dtype.kind == "f" else float).eps
-    expect(
-        values.ndim >= 1 and len(values) >= _LEAST,
-        f"at least {_LEAST} weights",
-        f"shape {values.shape}",
-        "1000 is usual",
-    )
-    if np.isnan(values).any() or (values == np.inf).any() or not np.isfinite(values.max(0)).all():
-        raise expected(
-            "log weights, no NaN or infinity, some of them finite", "others", "are parameters of the fit finite?"
-        )
-    columns = values.reshape(len(values), -1)
-    equal = np.ptp(columns, axis=0) <= np.minimum(np.sqrt(eps) * (1 + np.abs(columns).max(0)), _ROUNDING)
-    # psislw takes -log w
-    shapes = [-np.inf if same else array_stats.psislw(-w)[1] for same, w in zip(equal, columns.T, strict=True)]
-    return np.array(shapes, float).reshape(values.shape[1:])
 
 
 def khat(tree: DataTree) -> float:
@@ -115,6 +70,8 @@ def khat(tree: DataTree) -> float:
     Source: Yao et al. (2018), section 3.1.
     """
     stats = getattr(tree, "children", {}).get("sample_stats")
+    if stats is not None and KHAT in stats.attrs:  # of the draws before they were resampled
+        return float(stats.attrs[KHAT])
     if stats is None or "log_q" not in stats:
         raise expected(
             "the tree of a fit",
@@ -169,8 +126,8 @@ def local_khat(
     expect(posterior.guide is not None, "a fit with a guide", "draws of MCMC", "they have no importance weights")
     require_key(key)
     require_count("num_globals", num_globals, "the default")
-    if not isinstance(num_samples, int) or num_samples < _LEAST:
-        raise expected(f"num_samples of at least {_LEAST}", repr(num_samples), "1000 are usual")
+    if not isinstance(num_samples, int) or num_samples < LEAST:
+        raise expected(f"num_samples of at least {LEAST}", repr(num_samples), "1000 are usual")
     draws = draw(posterior, key, num_globals, num_samples, args, kwargs, lambda log_weights: log_weights)
     return {
         name: np.full((len(terms), *terms.shape[2:]), -np.inf)
@@ -189,8 +146,12 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
 
     with the largest weights smoothed; the first factor is one for chains. :math:`\tilde p` is the density of y that the
     posterior was fitted to (``log_likelihood_target``) and p the normalised one: a datum is taken out of the posterior
-    as it went in. The weights correct the guide too, as far as they can. ``arviz_stats.loo``
-    does neither: trees for which it would be wrong have no group ``log_likelihood``.
+    as it went in. The weights correct the guide too, as far as they can. Where ``to_arviz`` resampled the draws, the
+    first factor is :math:`\prod_n \tilde p(y_n \mid \phi_s) / p(y_n \mid \phi_s)`.
+
+    ``arviz_stats.loo`` takes a datum out by the normalised density, of the posterior with these densities. Both scores
+    are the same where inducing values determine the functions. Trees in which its draws would not be from that
+    posterior have no group ``log_likelihood``.
 
     Limits. The result carries ``pareto_k`` for every datum. Where it is above ``good_k`` the score of that datum is
     unreliable, mostly because ``khat`` of the whole fit is; then compare on held-out data. Hyperparameters at a point
@@ -228,7 +189,7 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
     expect(
         isinstance(seed, int) and seed >= 0, "seed to be an integer, zero or more", type(seed).__name__, "try seed=0"
     )
-    tree, name = _pointwise(tree, site)
+    tree, name = pointwise(tree, site)
     likelihood: DataArray = tree["log_likelihood"][name]
     target: DataArray = tree["log_likelihood_target"][name]
     expect(
@@ -238,39 +199,35 @@ def loo(tree: DataTree, *, observations: int | None = None, site: str | None = N
         "draw y inside numpyro.plate, given the values of the functions",
     )
     draws = likelihood.sizes["chain"] * likelihood.sizes["draw"]
-    expect(draws >= _LEAST, f"at least {_LEAST} draws", draws, "to_arviz(..., num_samples=1000) is usual")
+    expect(draws >= LEAST, f"at least {LEAST} draws", draws, "to_arviz(..., num_samples=1000) is usual")
     if observations is not None and not (isinstance(observations, int) and 0 < observations <= likelihood.shape[-1]):
         raise expected(f"at most as many observations as data, {likelihood.shape[-1]}", repr(observations))
-    stats = tree.children.get("sample_stats")
+    base, r_eff = _log_weights(tree), float(tree["log_likelihood"].attrs.get(R_EFF, 1.0))
     with warnings.catch_warnings():  # the Pareto shapes are in the result
         warnings.filterwarnings("ignore", message="Estimated shape parameter")
-        if stats is None or "log_q" not in stats:
-            # ArviZ divides p / q by p(y_n), so that this leaves 1 / p~(y_n).
-            log_p, log_q = likelihood - target, 0 * target.sum(target.dims[2:])
-            if observations is None:
-                return _loo_of_chains(tree, target)
-        else:
-            log_p, log_q = stats["lp"] + likelihood - target, stats["log_q"]  # p(y_n) / p~(y_n), as above
         if observations is None:
-            return arviz_stats.loo_approximate_posterior(tree, log_p, log_q, pointwise=True, var_name=name)
+            ratios = (base - target).stack(sample=["chain", "draw"]).transpose("sample", *target.dims[2:])
+            weights, k = smoothed(ratios.to_numpy(), r_eff)
+            log_weights, shapes = ratios.copy(data=weights).unstack("sample"), likelihood[0, 0].copy(data=k)
+            return arviz_stats.loo(
+                tree, pointwise=True, var_name=name, reff=r_eff, log_weights=log_weights, pareto_k=shapes
+            )
         chosen = np.sort(np.random.default_rng(seed).choice(likelihood.shape[-1], observations, replace=False))
-        log_p = log_p.isel({likelihood.dims[-1]: chosen})
-        return arviz_stats.loo_subsample(tree, chosen, True, name, 1.0, log_p=log_p, log_q=log_q)
+        # ArviZ divides p / q by p(y_n), so that this leaves 1 / p~(y_n).
+        log_p = (base + likelihood - target).isel({likelihood.dims[-1]: chosen})
+        return arviz_stats.loo_subsample(tree, chosen, True, name, r_eff, log_p=log_p, log_q=0 * base)
 
 
-def _loo_of_chains(tree: DataTree, target: DataArray) -> ELPDData:
-    """Weights 1 / p(y_n | phi_s), their tail as long as the effective number of draws allows."""
-    import arviz_stats
-
-    sizes = tree["posterior"].dataset.azstats.ess(method="mean", relative=True)
-    r_eff = np.nanmean(np.concatenate([np.ravel(sizes[name].to_numpy()) for name in sizes.data_vars]))
-    log_weights, shapes = target.azstats.psislw(r_eff=r_eff, dim=["chain", "draw"])
-    return arviz_stats.loo(
-        tree, pointwise=True, var_name=str(target.name), reff=r_eff, log_weights=log_weights, pareto_k=shapes
-    )
+def _log_weights(tree: DataTree) -> DataArray:
+    """Log of the density that the posterior was fitted to over the one that the draws are of."""
+    stats: Any = tree.children.get("sample_stats", {})
+    if LOG_WEIGHT in stats:
+        return stats[LOG_WEIGHT]
+    first = next(iter(tree["log_likelihood_target"].data_vars.values()))
+    return stats["lp"] - stats["log_q"] if "log_q" in stats else 0 * first.sum(first.dims[2:])
 
 
-def _pointwise(tree: DataTree, site: str | None) -> tuple[DataTree, str]:
+def pointwise(tree: DataTree, site: str | None) -> tuple[DataTree, str]:
     """The tree with the densities that are to be weighed where ArviZ looks for them, and the observed site."""
     groups = sorted(getattr(tree, "children", ()))
     if "log_likelihood_target" not in groups:

@@ -1,5 +1,7 @@
 """Wrong calls of MCMC's programs and kernels, of diagnostics, of comparisons and of conformance checks."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,6 +39,15 @@ def tree(draws=30, **without):
         "sample_stats": {"lp": zeros[..., 0], "log_q": zeros[..., 0]},
     }
     return arviz_base.from_dict({name: group for name, group in groups.items() if name not in without})
+
+
+SCORE = types.SimpleNamespace(pareto_k=np.zeros(4))
+
+
+def uncorrected():
+    found = tree()
+    found["log_likelihood_uncorrected"].attrs["reason"] = "a guide"
+    return found
 
 
 def two_sites():
@@ -421,6 +432,34 @@ RELIABILITY = [
     Wrong(
         "loo negative seed", lambda: diagnostics.loo(tree(), seed=-1), "expected seed to be an integer, zero or more"
     ),
+    Wrong(
+        "loo_moment_match of draws of a guide",
+        lambda: diagnostics.loo_moment_match(SCORE, uncorrected(), FIT, KEY, X, Y),
+        "expected draws that are corrected to the posterior, got a guide",
+    ),
+    Wrong(
+        "loo_moment_match of no score",
+        lambda: diagnostics.loo_moment_match(tree(), tree(), FIT, KEY, X, Y),
+        r"expected a score of dgp.diagnostics.loo\(tree\), of all data, got DataTree",
+    ),
+    Wrong(
+        "loo_moment_match of nothing",
+        lambda: diagnostics.loo_moment_match(SCORE, FIT, FIT, KEY, X, Y),
+        "loo_moment_match: expected a tree from dgp.diagnostics.to_arviz, got Posterior",
+    ),
+    Wrong(
+        "loo_moment_match no key",
+        lambda: diagnostics.loo_moment_match(SCORE, tree(), FIT, X, Y),
+        "loo_moment_match: expected a PRNG key",
+    ),
+    Wrong("refits of nothing", lambda: diagnostics.refits(FIT, len, KEY, X, Y), "expected a tree from dgp.diag"),
+    Wrong("refits by a fit", lambda: diagnostics.refits(tree(), FIT, KEY, X, Y), r"a function refit\(X, y\)"),
+    Wrong(
+        "refits of others",
+        lambda: diagnostics.refits(tree(), len, KEY, X, Y),
+        r"shape \(4,\) last, got 30 rows",
+    ),
+    Wrong("refits no key", lambda: diagnostics.refits(tree(), len, X, Y), "refits: expected a PRNG key"),
     Wrong(
         "local_khat of a tree", lambda: diagnostics.local_khat(tree(), KEY, X, Y), r"expected dgp.Posterior\(.*got Data"
     ),
