@@ -12,12 +12,15 @@ from numpyro_dgp.diagnostics.calibration import (
     uniformity,
     vsbc,
 )
+from numpyro_dgp.diagnostics.certificate import Certificate, certify
 from numpyro_dgp.diagnostics.comparison import Comparison, compare
 from numpyro_dgp.diagnostics.convergence import Convergence, convergence
 from numpyro_dgp.diagnostics.evidence import Evidence, evidence
 from numpyro_dgp.diagnostics.reliability import khat, local_khat, loo, pareto_shape
 
 __all__ = [
+    "Certificate",
+    "certify",
     "Comparison",
     "Convergence",
     "Coverage",
