@@ -10,6 +10,7 @@ from numpyro_dgp.diagnostics.calibration import (
     pit,
     uniformity,
 )
+from numpyro_dgp.diagnostics.certificate import Certificate, certify
 from numpyro_dgp.diagnostics.comparison import Comparison, compare
 from numpyro_dgp.diagnostics.convergence import Convergence, convergence
 from numpyro_dgp.diagnostics.evidence import Evidence, evidence
@@ -19,6 +20,8 @@ from numpyro_dgp.diagnostics.reliability import khat, local_khat, loo
 from numpyro_dgp.diagnostics.simulation import Simulated, sbc
 
 __all__ = [
+    "Certificate",
+    "certify",
     "Comparison",
     "Convergence",
     "Coverage",

@@ -57,8 +57,9 @@ class Comparison:
             ``parameters`` of the fit, and ``converged``: from the middle of its steps to their end the loss fell by no
             more than a nat or two standard errors. With ``evidence=True`` the lower bound ``evidence`` of
             ``dgp.diagnostics.evidence`` from that guide, its standard error ``evidence_se``, ``gap``, which is
-            ``evidence`` minus ``bound``, and with chains the upper bound ``evidence_upper``. NaN where a column
-            does not apply.
+            ``evidence`` minus ``bound``, and with chains the upper bound ``evidence_upper``; ``verdict`` says whether
+            the two bounds show that the posterior is within one nat of that guide (:func:`certify` finds such a
+            guide). NaN where a column does not apply.
         ranking: the posteriors of the same program, best first, with what they are ranked by; ``None`` for a single
             one. Those most of whose leave-one-out weights are unreliable come last, the others in the order of
             ``test_log_density``, where there are test data, then of ``bound`` and of ``khat``; chains, which have no
@@ -162,12 +163,12 @@ def compare(
     trees: dict[str, DataTree] = {}
     for i, (name, fitted) in enumerate(fits.items()):
         posterior, losses, seconds = fitted(jax.random.fold_in(fit_key, i))
-        rows[name] = {"seconds": seconds, "parameters": _size(posterior), "converged": _has_converged(losses)}
+        rows[name] = {"seconds": seconds, "parameters": _size(posterior), "converged": has_converged(losses)}
         posteriors[name] = opened(posterior).posterior
         trees[name] = to_arviz(
             posterior, draw_key, *data, num_samples=num_samples, local_samples=local_samples, losses=losses
         )  # type: ignore[assignment]
-        rows[name] |= _bound(posterior, bound_key, data) | {"khat": khat(trees[name])}
+        rows[name] |= bound_of(posterior, bound_key, data) | {"khat": khat(trees[name])}
         if evidence:
             rows[name] |= _evidence(name, posterior, jax.random.fold_in(bound_key, i), data, chain, rows[name]["bound"])
     if mcmc is not None and chains is not None:
@@ -247,7 +248,7 @@ def _fit_of(
     return run
 
 
-def _has_converged(losses: Any) -> Any:
+def has_converged(losses: Any) -> Any:
     """Whether the last tenth of the losses is as low as the one after their middle; NaN where that is not known."""
     found = np.asarray([] if losses is None else losses, float)
     size = len(found) // 10
@@ -258,7 +259,7 @@ def _has_converged(losses: Any) -> Any:
     return bool(middle.mean() - end.mean() <= max(1.0, 2 * error))
 
 
-def _bound(posterior: Posterior, key: Array, data: tuple[Any, ...]) -> dict[str, float]:
+def bound_of(posterior: Posterior, key: Array, data: tuple[Any, ...]) -> dict[str, float]:
     """The bound and its standard error."""
     params = dict(posterior.params)
 
@@ -267,6 +268,13 @@ def _bound(posterior: Posterior, key: Array, data: tuple[Any, ...]) -> dict[str,
 
     draws = map_draws(one, key, _BOUND_DRAWS, {}, data, {}, 1)
     return {"bound": float(draws.mean()), "bound_se": float(draws.std() / len(draws) ** 0.5)}
+
+
+def verdict(low: float, high: float, gap: float) -> str:
+    """What bounds of a divergence say about the largest one that is wanted."""
+    if high <= gap:
+        return "close enough"
+    return "too far" if low > gap else "undecided"
 
 
 def _size(posterior: Posterior) -> int:
@@ -295,6 +303,7 @@ def _evidence(
         "evidence_se": found.lower_se,
         "gap": found.lower - bound,  # below KL[q || p(. | y)], in expectation
         "evidence_upper": found.upper,
+        "verdict": verdict(found.lower - bound, found.upper - bound, 1.0),
     }
 
 
@@ -323,8 +332,8 @@ def _on_test(
 def _table(rows: dict[str, dict[str, float]]) -> DataFrame:
     import pandas
 
-    order = ["bound", "bound_se", "evidence", "evidence_se", "evidence_upper", "gap", "khat", "loo", "loo_se", "high_k",
-             "test_log_density", "rmse", "coverage", "seconds", "parameters", "converged"]  # fmt: skip
+    order = ["bound", "bound_se", "evidence", "evidence_se", "evidence_upper", "gap", "verdict", "khat", "loo", "loo_se",
+             "high_k", "test_log_density", "rmse", "coverage", "seconds", "parameters", "converged"]  # fmt: skip
     table = pandas.DataFrame.from_dict(rows, orient="index")
     return table[[name for name in order if name in table.columns]]
 
