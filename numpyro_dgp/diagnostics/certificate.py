@@ -297,6 +297,7 @@ class _Bounds:
         return 3 * _ANNEALED * _LEAPFROGS * self.temperatures  # a trial, there and back
 
     def _anneal(self) -> None:
+        assert self.guide is not None
         self.spent += self._cost
         self.found = evidence(
             self.guide, jax.random.fold_in(self.key, self.temperatures), *self.data,

@@ -284,7 +284,7 @@ def _size(posterior: Posterior) -> int:
 
 def _evidence(
     name: str, posterior: Posterior, key: Array, data: tuple[Any, ...], chain: dict[str, Array] | None, bound: float
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """The evidence from a guide, and the gap of its bound; nothing, with a warning, where the guide gives none."""
     learned: list[str] = []
 
