@@ -21,7 +21,7 @@ PUBLIC = {
 }
 
 # ``compare`` makes a ``Comparison``, and its example shows one; another would fit a program again.
-WITHOUT_EXAMPLE = {"numpyro_dgp.diagnostics.Comparison"}
+WITHOUT_EXAMPLE = {"numpyro_dgp.diagnostics.Certificate", "numpyro_dgp.diagnostics.Comparison"}
 # What a new part is written with has its examples in docs/extending.md, which builds one of each.
 PARTS = {f"numpyro_dgp.extend.{name}" for name in dgp.extend.__all__}
 # The base class checks nothing when it is made: its methods raise what stands in the table of its docstring.

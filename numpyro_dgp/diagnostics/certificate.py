@@ -130,8 +130,8 @@ def certify(
     2. The ladder is climbed from its first guide. Each is fitted from its own start and from draws of different runs
        of the sampler, so that the fits can end in different parts; the best of them is kept.
     3. The log evidence is bounded from below by annealing from the first guide to the posterior, and from above by
-       annealing back from the draws (:func:`evidence`). The number of temperatures doubles while the two bounds leave
-       it open whether a guide is close enough, until ``budget`` is spent.
+       annealing back from the draws (:func:`evidence`). The number of temperatures doubles while the two bounds do
+       not decide whether a guide is close enough, until ``budget`` is spent.
     4. The first guide whose divergence is at most ``gap`` by the upper bound, with two standard errors on each side, is
        certified.
 
@@ -237,7 +237,7 @@ def _of_ladder(table: DataFrame, low: float, high: float, gap: float, spent: int
     if nearest.verdict == "undecided":
         found.append(
             f"the log evidence is between {low:.1f} and {high:.1f}, {high - low:.1f} nats apart after {spent} "
-            "gradients, which leaves open whether a guide is close enough: give a larger budget"
+            "gradients, too far to say whether a guide is close enough: give a larger budget"
         )
     else:
         found.append(
@@ -306,7 +306,7 @@ class _Bounds:
 
 
 def _doubt(log_evidence: np.ndarray) -> str | None:
-    """Whether runs of the sampler have found different parts of the posterior, in words."""
+    """A sentence if runs of the sampler have found different parts of the posterior."""
     weights = softmax(log_evidence)
     if 1 / np.square(weights).sum() >= len(weights) / 2:  # the effective number of runs
         return None
