@@ -332,8 +332,9 @@ def _on_test(
 def _table(rows: dict[str, dict[str, float]]) -> DataFrame:
     import pandas
 
-    order = ["bound", "bound_se", "evidence", "evidence_se", "evidence_upper", "gap", "verdict", "khat", "loo", "loo_se",
-             "high_k", "test_log_density", "rmse", "coverage", "seconds", "parameters", "converged"]  # fmt: skip
+    order = ["bound", "bound_se", "evidence", "evidence_se", "evidence_upper", "gap", "verdict", "khat", "loo",
+             "loo_se", "high_k", "test_log_density", "rmse", "coverage", "seconds", "parameters",
+             "converged"]  # fmt: skip
     table = pandas.DataFrame.from_dict(rows, orient="index")
     return table[[name for name in order if name in table.columns]]
 
