@@ -33,7 +33,7 @@ from numpyro_dgp.diagnostics import (
     pit,
     uniformity,
 )
-from numpyro_dgp.diagnostics.comparison import _has_converged
+from numpyro_dgp.diagnostics.comparison import has_converged
 
 few, few_y = X[::3], Y[::3]
 x, y = np.asarray(few), np.asarray(few_y)
@@ -394,6 +394,6 @@ def test_comparison_refuses_bad_input(key):
     ],
 )
 def test_convergence_of_a_fit(losses, converged):
-    assert _has_converged(losses) is converged
-    assert np.isnan(_has_converged(None))
-    assert np.isnan(_has_converged(losses[:50]))
+    assert has_converged(losses) is converged
+    assert np.isnan(has_converged(None))
+    assert np.isnan(has_converged(losses[:50]))

@@ -236,7 +236,7 @@ def test_a_line_search_follows_the_ladder_of_halves():
     for step in range(25):
         params, size = svi.get_params(state), min(1.0, 2 * sizes[-1])
         expected, lowest, rises = 1e-3, np.inf, False
-        while step < 10 and size >= 1e-3 and not rises:
+        while step < 10 and size >= 1e-6 and not rises:
             loss, found = loss_after(params, size)
             lowest, better = min(lowest, loss), found < min(lowest, loss)
             rises = not better and lowest < loss
@@ -250,6 +250,25 @@ def test_a_line_search_follows_the_ladder_of_halves():
     assert min(sizes) < 1
     best = minimize(robust, dgp.guides.InducingPoint(robust), key, X, y, progress_bar=False)
     np.testing.assert_allclose(losses[-1], best.losses[-1], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_line_search_goes_below_its_fall_back():
+    """In mean/sqrt coordinates the first size under a Gaussian likelihood of little noise has to be tiny."""
+    noise = 1e-3
+
+    def precise(X, y=None):
+        g = dgp.gp("g", dgp.kernels.RBF(1.2, 0.7), dgp.Points(Z))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(g(X), lambda v: dist.Normal(v, noise)), obs=y)
+
+    svi = natural(precise, coordinates="mean/sqrt", line_search=True)
+    state, losses = svi.init(jax.random.key(0), X, Y), []
+    for _ in range(5):
+        state, loss = jax.jit(svi.update)(state, X, Y)
+        losses.append(float(loss))
+    assert state.optim_state[1].size < 1e-3
+    assert (np.diff(losses) < 0).all()
 
 
 @pytest.mark.slow

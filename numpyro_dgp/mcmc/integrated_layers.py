@@ -250,7 +250,7 @@ def _not_gaussian(name: str, site: Message) -> str | None:
         return f"{name!r} is not observed"
     if isinstance(fn.f_x, MixedValues):
         return f"the likelihood at {name!r} depends on mixtures of its outputs"
-    if fn.normal_form() is None:
+    if fn.normal is None or fn.is_loss:
         found = fn if fn.is_loss else fn.family
         return f"the likelihood at {name!r} is {found}, and not dist.Normal(a * v + b, scale)"
     if not is_dense(function):

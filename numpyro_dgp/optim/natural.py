@@ -304,8 +304,10 @@ Schedule = Callable[[Any], Any]
 
 # A step is halved at most this often; after that the site is left unchanged.
 _HALVINGS = 30
-# The smallest step of a line search, as a share of the largest.
-_SMALLEST = 1e-3
+# The step of a line search in which no size lowers the loss, and the smallest size that it tries, as shares of the
+# largest.
+_FALL_BACK = 1e-3
+_SMALLEST = 1e-6
 
 
 def _require_positive(what: str, value: float) -> None:
@@ -578,9 +580,8 @@ def _without_a_loss(step: Array, gradient: Params, state: State) -> NoReturn:
 
 
 def _search(loss_after: Callable[[Array], Array], loss: Array, last: Array, largest: Any) -> Array:
-    """The size, in halves from twice the last one, after which the loss is lowest; the smallest if none lowers it."""
+    """The size, in halves from twice the last one, after which the loss is lowest; a small one if none lowers it."""
     largest = jnp.asarray(largest, last.dtype)
-    smallest = _SMALLEST * largest
 
     def attempt(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         size, best, lowest, _ = carry
@@ -589,8 +590,8 @@ def _search(loss_after: Callable[[Array], Array], loss: Array, last: Array, larg
         rises = ~better & (lowest < loss)
         return size / 2, jnp.where(better, size, best), jnp.where(better, found, lowest), rises
 
-    start = jnp.minimum(2 * last, largest), smallest, loss, jnp.zeros((), bool)
-    _, best, *_ = jax.lax.while_loop(lambda carry: (carry[0] >= smallest) & ~carry[3], attempt, start)
+    start = jnp.minimum(2 * last, largest), _FALL_BACK * largest, loss, jnp.zeros((), bool)
+    _, best, *_ = jax.lax.while_loop(lambda carry: (carry[0] >= _SMALLEST * largest) & ~carry[3], attempt, start)
     return best
 
 
