@@ -304,9 +304,7 @@ Schedule = Callable[[Any], Any]
 
 # A step is halved at most this often; after that the site is left unchanged.
 _HALVINGS = 30
-# The step of a line search in which no size lowers the loss, and the smallest size that it tries, as shares of the
-# largest.
-_FALL_BACK = 1e-3
+# The smallest step of a line search, as a share of the largest.
 _SMALLEST = 1e-6
 
 
@@ -405,7 +403,7 @@ class NaturalGradient(_NumPyroOptim):
         coordinates: those in which the step is a straight line, see ``docs/natural_gradients.md``.
         line_search: whether to search the size of each step, for fits to all data. ``step_size`` is the largest. From
             twice the size of the step before, or the largest, it is halved until the loss, at the same draws, has
-            fallen and rises again. If no size lowers the loss, the step is a thousandth of the largest.
+            fallen and rises again. If no size lowers the loss, the step is a millionth of the largest.
 
     Raises:
         ValueError: a guide whose Gaussians are not known, a step size that is not positive, unknown coordinates, no
@@ -580,8 +578,9 @@ def _without_a_loss(step: Array, gradient: Params, state: State) -> NoReturn:
 
 
 def _search(loss_after: Callable[[Array], Array], loss: Array, last: Array, largest: Any) -> Array:
-    """The size, in halves from twice the last one, after which the loss is lowest; a small one if none lowers it."""
+    """The size, in halves from twice the last one, after which the loss is lowest; the smallest if none lowers it."""
     largest = jnp.asarray(largest, last.dtype)
+    smallest = _SMALLEST * largest
 
     def attempt(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         size, best, lowest, _ = carry
@@ -590,8 +589,8 @@ def _search(loss_after: Callable[[Array], Array], loss: Array, last: Array, larg
         rises = ~better & (lowest < loss)
         return size / 2, jnp.where(better, size, best), jnp.where(better, found, lowest), rises
 
-    start = jnp.minimum(2 * last, largest), _FALL_BACK * largest, loss, jnp.zeros((), bool)
-    _, best, *_ = jax.lax.while_loop(lambda carry: (carry[0] >= _SMALLEST * largest) & ~carry[3], attempt, start)
+    start = jnp.minimum(2 * last, largest), smallest, loss, jnp.zeros((), bool)
+    _, best, *_ = jax.lax.while_loop(lambda carry: (carry[0] >= smallest) & ~carry[3], attempt, start)
     return best
 
 
