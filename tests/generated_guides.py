@@ -16,8 +16,8 @@ class Choice:
     Args:
         make: from a program and its model, or the same under a handler.
         applies: whether a program can have it.
-        objectives: "agree", or the bound of ``dgp.ELBO`` is "above" that of ``Trace_ELBO``; ``None`` if the second is
-            of another distribution.
+        objectives: "agree", or the bound of ``dgp.ELBO`` is "above" or "below" that of ``Trace_ELBO``; ``None`` if the
+            second is of another distribution.
         turns: whether the family looks the same from inducing inputs in another order.
     """
 
@@ -78,6 +78,21 @@ def _collapsed(program, model):
     return G.Collapsed(model, integrate=None if closed else dgp.likelihoods.GaussHermite(5))
 
 
+def _nested(program, model):
+    closed = all(f.kernel in CLOSED for f in program.functions.values())
+    return G.Nested(model, integrate=None if closed else dgp.likelihoods.GaussHermite(5))
+
+
+def _once(program):
+    """Whether no function has two uses."""
+    return len(set(program.levels)) == len(program.levels) and not program.second
+
+
+def _can_be_markov(program):
+    kernels = {f.kernel for f in program.functions.values()}
+    return _can_collapse(program) and _once(program) and kernels <= set(CLOSED)
+
+
 GUIDES = {
     "full": Choice(_inducing_point()),
     "diagonal": Choice(_inducing_point(inducing=G.Diagonal()), turns=False),
@@ -100,6 +115,8 @@ GUIDES = {
     "importance": Choice(_inducing_point(importance=G.Importance(3)), lambda p: p.latent > 0, objectives="above"),
     "quadrature": Choice(_inducing_point(latent=G.Quadrature(15)), lambda p: p.latent == 1, objectives="above"),
     "collapsed": Choice(_collapsed, _can_collapse, objectives=None, turns=False),
+    "nested": Choice(_nested, lambda p: _can_collapse(p) and _once(p), objectives="below"),
+    "Markov, closed form": Choice(lambda p, model: G.Markov(model), _can_be_markov, objectives="below", turns=False),
 }
 
 

@@ -131,6 +131,8 @@ def objectives_agree(case):
         assert same(ours, case.bounds("Trace_ELBO"))
     elif case.choice.objectives == "above":
         assert above(ours, case.bounds("Trace_ELBO"))
+    elif case.choice.objectives == "below":
+        assert above(case.bounds("Trace_ELBO"), ours)
     elif not program.levels:
         assert above(ours, case.bounds_of_any())
 
