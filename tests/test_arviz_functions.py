@@ -136,7 +136,7 @@ def table(trees):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not metadata.version("arviz-plots").startswith("0.8."), reason="the table is of version 0.8")
 def test_the_table_of_the_page_is_what_functions_do():
     trees = make_trees()

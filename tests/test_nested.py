@@ -213,8 +213,9 @@ def test_latents_and_hyperparameters():
     assert agree(found, jax.lax.map(draw, jax.random.split(jax.random.key(1), 4000)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(jnp.float32, marks=pytest.mark.slow), pytest.param(jnp.float64, marks=pytest.mark.long)]
+)
 def test_fit_and_predict(dtype):
     model, x, y = partial(program, 3), X.astype(dtype), Y.astype(dtype)
     guide = G.Nested(model)

@@ -21,8 +21,8 @@ from numpyro_dgp import guides as G
 from numpyro_dgp.math.linalg import einsum, matmul, tensordot
 
 ROOT = Path(dgp.__file__).parent
-# Figures are drawn with NumPy; linalg is where the precision is chosen.
-ELSEWHERE = {"plots", "linalg.py"}
+# Figures, and moments of draws, are computed with NumPy; linalg is where the precision is chosen.
+ELSEWHERE = {"plots", "linalg.py", "left_out.py"}
 BY_NAME = {"dot", "einsum", "inner", "matmul", "tensordot", "vdot", "dot_general"}
 
 

@@ -74,7 +74,9 @@ class Certificate:
         table: one row per guide that was tried: ``bound`` and ``bound_se``; ``gap_low`` and ``gap_high``, between which
             its divergence from the posterior is; ``khat``; ``starts``, by how much the bounds of its starts differ;
             ``converged``, as in :func:`compare`; and ``verdict``.
-        evidence: lower and upper bound of the log evidence.
+        evidence: lower and upper bound of the log evidence by annealing.
+        between: bounds of the log evidence, with two standard errors on either side; the lower one is the greater of
+            those by annealing from the guide and by the sampler.
         draws: of the posterior by the sampler, as a posterior for predictions: what to use if no guide is certified,
             and no reason speaks against the sampler.
         num_data: how many observations there are.
@@ -86,6 +88,7 @@ class Certificate:
     reasons: tuple[str, ...]
     table: DataFrame
     evidence: Evidence
+    between: tuple[float, float]
     draws: Posterior
     num_data: int
 
@@ -93,7 +96,7 @@ class Certificate:
 
     def __str__(self) -> str:
         """What was found, as a paragraph."""
-        low, high = _interval(self.evidence)
+        low, high = self.between
         known = f"The log evidence of the {self.num_data} observations is between {low:.1f} and {high:.1f} nats"
         if self.guide is None:
             return f"Not certified: {'; '.join(self.reasons)}. {known}."
@@ -129,9 +132,9 @@ def certify(
        there is no certificate.
     2. The ladder is climbed from its first guide. Each is fitted from its own start and from draws of different runs
        of the sampler, so that the fits can end in different parts; the best of them is kept.
-    3. The log evidence is bounded from below by annealing from the first guide to the posterior, and from above by
-       annealing back from the draws (:func:`evidence`). The number of temperatures doubles while the two bounds do
-       not decide whether a guide is close enough, until ``budget`` is spent.
+    3. The log evidence is bounded from below by the estimate of the sampler and by annealing from the first guide to
+       the posterior, and from above by annealing back from the draws (:func:`evidence`). The number of temperatures
+       doubles while these bounds do not decide whether a guide is close enough, until ``budget`` is spent.
     4. The first guide whose divergence is at most ``gap`` by the upper bound, with two standard errors on each side, is
        certified.
 
@@ -179,7 +182,7 @@ def certify(
     sampled = fit_integrated(model, sample_key, data, _POINTS, _SWEEPS, _RUNS, False)
     assert sampled.ended is not None
     draws = _draws(sampled.ended, sample_key)
-    bounds = _Bounds(anneal_key, data, draws, budget)
+    bounds = _Bounds(anneal_key, data, draws, sampled.log_evidence - _ERRORS * sampled.error, budget)
     reasons = [] if (doubt := _doubt(sampled.ended.log_evidence)) is None else [doubt]
     rows: dict[str, dict[str, Any]] = {}
     chosen: tuple[str, Posterior] | None = None
@@ -217,7 +220,7 @@ def _certificate(
 
     table = pandas.DataFrame.from_dict(rows, orient="index")
     assert bounds.found is not None
-    low, high = _interval(bounds.found)
+    low, high = bounds.interval
     if high < low:
         reasons = [*reasons, f"the upper bound of the log evidence is {low - high:.1f} nats below the lower one: the "
                    "sampler has not found all of the posterior"]  # fmt: skip
@@ -225,9 +228,9 @@ def _certificate(
         reasons = [*reasons, *_of_ladder(table, low, high, gap, bounds.spent)]
     num_data = int(np.size(bounds.data[-1]))
     if reasons:
-        return Certificate(None, None, gap, tuple(reasons), table, bounds.found, draws, num_data)
+        return Certificate(None, None, gap, tuple(reasons), table, bounds.found, (low, high), draws, num_data)
     assert chosen is not None
-    return Certificate(*chosen, gap, (), table, bounds.found, draws, num_data)
+    return Certificate(*chosen, gap, (), table, bounds.found, (low, high), draws, num_data)
 
 
 def _of_ladder(table: DataFrame, low: float, high: float, gap: float, spent: int) -> list[str]:
@@ -251,11 +254,6 @@ def _of_ladder(table: DataFrame, low: float, high: float, gap: float, spent: int
     return found
 
 
-def _interval(found: Evidence) -> tuple[float, float]:
-    """Bounds of the log evidence, with standard errors on either side."""
-    return found.lower - _ERRORS * found.lower_se, found.upper + _ERRORS * found.upper_se
-
-
 class _Bounds:
     """Bounds of the log evidence, as tight as a decision needs them.
 
@@ -263,11 +261,12 @@ class _Bounds:
         key: PRNG key.
         data: arguments of the program.
         draws: from the posterior.
+        lower: another lower bound.
         budget: gradients that they may take.
     """
 
-    def __init__(self, key: Array, data: tuple[Any, ...], draws: dict[str, Array], budget: int) -> None:
-        self.key, self.data, self.draws, self.budget = key, data, draws, budget
+    def __init__(self, key: Array, data: tuple[Any, ...], draws: dict[str, Array], lower: float, budget: int) -> None:
+        self.key, self.data, self.draws, self.lower, self.budget = key, data, draws, lower, budget
         self.temperatures, self.spent = _FIRST, 0
         self.guide: Posterior | None = None
         self.found: Evidence | None = None
@@ -281,8 +280,7 @@ class _Bounds:
         error = _ERRORS * bound["bound_se"]
 
         def between() -> tuple[float, float]:
-            assert self.found is not None
-            low, high = _interval(self.found)
+            low, high = self.interval
             return low - bound["bound"] - error, high - bound["bound"] + error
 
         if self.found is None:
@@ -291,6 +289,14 @@ class _Bounds:
             self.temperatures *= 2
             self._anneal()
         return between()
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Of the log evidence, with standard errors on either side."""
+        found = self.found
+        assert found is not None
+        low = max(self.lower, found.lower - _ERRORS * found.lower_se)
+        return low, found.upper + _ERRORS * found.upper_se
 
     @property
     def _cost(self) -> int:
