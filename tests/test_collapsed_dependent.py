@@ -215,6 +215,7 @@ def one_column(X, y=None):
         numpyro.sample("y", dgp.Likelihood(g(z[:, None]), lambda v: dist.Normal(v, NOISE)), obs=y)
 
 
+@pytest.mark.slow
 def test_a_projection_by_nodes_of_its_matrix():
     """One input and one output: the expectation over the number that A is."""
     guide = G.Collapsed(one_column, sites={"A": G.Full()})

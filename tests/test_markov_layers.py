@@ -179,6 +179,7 @@ def test_against_quadrature(name):
     np.testing.assert_allclose(value, reference, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_the_parameters_are_those_of_the_drawn_guide():
     guides = G.Markov(beside), G.InducingPoint(beside, inducing=G.MarkovInducing(), hidden=G.GivenInducing("free"))
     ours, drawn = (dgp.testing.parameter_shapes(guide, INPUTS, TARGETS) for guide in guides)

@@ -232,6 +232,7 @@ def gram(scale):
     return [rbf(np.asarray(a), np.asarray(b), 1.2, scale) for a, b in ((Z, Z), (Z, X), (X, X))]
 
 
+@pytest.mark.slow
 def test_one_step_of_the_parameters():
     """Gradient ascent of log p(y, v | theta) at the new position: its density in dense algebra, finite differences."""
 

@@ -43,6 +43,7 @@ def svi_of(**deviation):
     return SVI(line, guide_of(**deviation), optax.sgd(0.0), dgp.ELBO())
 
 
+@pytest.mark.slow
 def test_ranks_are_those_of_a_loop(key):
     """Without the compiled program: data, posterior and rank of one replication after the other."""
     found = sbc(svi_of(), key, X, num_replications=400, num_steps=1)
