@@ -90,7 +90,7 @@ def test_leave_one_out():
         dgp.diagnostics.to_arviz(dgp.Posterior(one, samples=draws), KEY, *args)
         for args in ((X, GAPPY[:, 0], kept), (X[kept], Y[kept, 0]))
     ]
-    masked, without = (tree["log_likelihood_uncorrected"]["y"].values for tree in trees)
+    masked, without = (tree["log_likelihood"]["y"].values for tree in trees)
     np.testing.assert_allclose(masked, without, rtol=1e-5)
     assert trees[0]["log_likelihood_target"]["data"].values.tolist() == np.flatnonzero(kept).tolist()
     assert trees[0]["posterior_predictive"]["y"].shape == (1, 200, N)
