@@ -20,20 +20,21 @@ import jax
 import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
-from numpyro import handlers
 from numpyro.infer import SVI
 from scipy.special import softmax
 
 from numpyro_dgp._checks import expect, expect_kind, require_count, require_key
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
-from numpyro_dgp.analysis.program import inspect_program
+from numpyro_dgp.analysis.program import inspect_program, run_on_shapes
 from numpyro_dgp.analysis.sites import site_kind, unwrap
 from numpyro_dgp.depth.integrated_fit import Density, Ended, fit_integrated
 from numpyro_dgp.diagnostics.arviz import to_arviz
-from numpyro_dgp.diagnostics.comparison import bound_of, has_converged, verdict
+from numpyro_dgp.diagnostics.comparison import bound_of, has_converged, learned_sites, verdict
 from numpyro_dgp.diagnostics.evidence import Evidence, evidence
+from numpyro_dgp.diagnostics.local_sites import is_value
 from numpyro_dgp.diagnostics.reliability import khat
+from numpyro_dgp.functions.site_distribution import declared
 from numpyro_dgp.guides.any_guide import adapted
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.presets import InducingPoint
@@ -335,14 +336,9 @@ def _draws(ended: Ended, key: Array) -> dict[str, Array]:
 
     def values(flat: Array) -> dict[str, Array]:
         sites = density.trace(density.constrained(flat), key)
-        latent = (s for s in sites.values() if s["type"] == "deterministic" or _is_latent(s))
-        return {site["name"]: site["value"] for site in latent}
+        return {name: site["value"] for name, site in sites.items() if is_value(site)}
 
     return jax.jit(lambda rows: jax.lax.map(values, rows))(flat[run * of_run + inside])
-
-
-def _is_latent(site: Any) -> bool:
-    return site["type"] == "sample" and not site["is_observed"]
 
 
 def _fit(
@@ -375,15 +371,9 @@ def _ladder(model: Callable[..., Any], data: tuple[Any, ...]) -> dict[str, Any]:
     """Guides from cheap to rich, of those that the program admits."""
     facts = inspect_program(model, data, {})
     found: dict[str, dict[str, Any]] = {"InducingPoint": {}}
-    noisy: list[str] = []
-
-    def look() -> None:
-        with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=0):
-            model(*data)
-        hidden = (s for s in sites.values() if s["type"] == "sample" and site_kind(s) == "hidden")
-        noisy.extend(s["name"] for s in hidden if unwrap(s["fn"]).noise is not None)
-
-    jax.eval_shape(look)
+    sites, *_ = run_on_shapes(model, data, {})
+    hidden = {n: unwrap(s["fn"]) for n, s in sites.items() if s["type"] == "sample" and site_kind(s) == "hidden"}
+    noisy = [name for name, fn in hidden.items() if declared(fn).noise is not None]
     given = {"sites": {name: GivenInducing() for name in noisy}}
     if noisy:
         found["GivenInducing"] = given
@@ -408,14 +398,7 @@ def _require_arguments(model: Any, data: Any, gap: Any, guides: Any) -> None:
     expect(number and 0 < gap < math.inf, "a positive gap, in nats", repr(gap), "1.0 is the default")
     expect_kind(guides, Mapping | None, "guides as a dict, from cheap to rich", 'guides={"mine": guide}')
     expect(guides is None or len(guides) > 0, "at least one guide", "none", "leave guides= out for the default ladder")
-    learned: list[str] = []
-
-    def look() -> None:
-        with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=0):
-            model(*data)
-        learned.extend(name for name, site in sites.items() if site["type"] == "param")
-
-    jax.eval_shape(look)
+    learned = learned_sites(model, data)
     expect(
         not learned,
         "a program whose evidence is one number, with hyperparameters from numpyro.sample or constants",

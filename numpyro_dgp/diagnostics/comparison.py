@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from numpyro import handlers
 from numpyro.infer import MCMC, SVI
 from numpyro.infer.svi import SVIRunResult
 
 from numpyro_dgp._checks import expect, expect_kind, expected, require_count, require_key
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
+from numpyro_dgp.analysis.program import run_on_shapes
 from numpyro_dgp.diagnostics.arviz import opened, to_arviz
 from numpyro_dgp.diagnostics.calibration import coverage, pit
 from numpyro_dgp.diagnostics.evidence import evidence as evidence_of
@@ -282,17 +282,16 @@ def _size(posterior: Posterior) -> int:
     return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(dict(posterior.params)))
 
 
+def learned_sites(model: Callable[..., Any], data: tuple[Any, ...]) -> list[str]:
+    """The ``numpyro.param`` sites of a program."""
+    return [name for name, site in run_on_shapes(model, data, {})[0].items() if site["type"] == "param"]
+
+
 def _evidence(
     name: str, posterior: Posterior, key: Array, data: tuple[Any, ...], chain: dict[str, Array] | None, bound: float
 ) -> dict[str, Any]:
     """The evidence from a guide, and the gap of its bound; nothing, with a warning, where the guide gives none."""
-    learned: list[str] = []
-
-    def find_learned() -> None:
-        sites = handlers.trace(handlers.seed(posterior.model, 0)).get_trace(*data)
-        learned.extend(name for name, site in sites.items() if site["type"] == "param")
-
-    jax.eval_shape(find_learned)
+    learned = learned_sites(posterior.model, data)
     try:
         found = evidence_of(posterior, key, *data, samples=None if learned else chain)
     except ValueError as error:
