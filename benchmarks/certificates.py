@@ -37,9 +37,9 @@ def program(layers: int, likelihood: str) -> Callable[..., None]:
 
     def model(X: Any, y: Any = None) -> None:
         lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.3))
-        g = dgp.gp("g", dgp.kernels.RBF(1.0, lengthscale), dgp.Points(Z))
         if layers == 2:
             f = dgp.gp("f", dgp.kernels.RBF(0.5, 1.0), dgp.Points(Z), outputs=1, mean=dgp.means.IdentityMean())
+        g = dgp.gp("g", dgp.kernels.RBF(1.0, lengthscale), dgp.Points(Z))
         noise = numpyro.sample("noise", dist.LogNormal(-1.5, 0.5)) if likelihood == "normal" else None
         with numpyro.plate("data", len(X)):
             x = numpyro.sample("h", f(X, noise=0.1)) if layers == 2 else X

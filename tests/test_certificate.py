@@ -79,6 +79,38 @@ def test_mirror_images_count():
     assert (values < 0).any()
 
 
+@pytest.mark.slow
+def test_refits_find_a_guide_that_is_too_narrow():
+    """A diagonal q(v), certified by a gap that is far too large."""
+    ladder = {"diagonal": dgp.guides.InducingPoint(MODEL, inducing=dgp.guides.Diagonal())}
+    found = certify(MODEL, (X, Y), guides=ladder, gap=1e6, refits=100, **FAST)
+    (reason,) = found.reasons
+    assert found.guide is None
+    assert reason.startswith("in refits of diagonal to data drawn given these, the posterior of 'f(x) of y'[")
+    assert "is too narrow" in reason
+    good = certify(MODEL, (X, Y), gap=0.5, refits=25, **FAST)
+    assert good.guide == "InducingPoint"
+    assert "In 25 refits to data drawn given these, ranks of the truth are uniform." in str(good)
+
+
+@pytest.mark.slow
+def test_collapsed_is_certified_where_hyperparameters_are_uncertain():
+    """q(v) that does not depend on the hyperparameters is further away than the best q(v) for each of them."""
+
+    def model(X, y=None):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.3))
+        noise = numpyro.sample("noise", dist.LogNormal(-1.5, 0.5))
+        f = dgp.gp("f", dgp.kernels.RBF(1.0, lengthscale), dgp.Points(jnp.linspace(-2, 2, 8)[:, None]))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.Normal(v, noise)), obs=y)
+
+    X = jnp.linspace(-2, 2, 40)[:, None]
+    y = jnp.sin(3 * X[:, 0]) + 0.2 * jax.random.normal(KEY, (40,))
+    found = certify(model, (X, y), gap=0.5, **FAST | {"num_steps": 800})
+    assert found.guide == "Collapsed"
+    assert found.table.gap_low["InducingPoint"] > 0.5
+
+
 def test_the_ladder_has_the_guides_that_the_program_admits():
     from numpyro_dgp.diagnostics.certificate import _ladder
 
@@ -89,10 +121,25 @@ def test_the_ladder_has_the_guides_that_the_program_admits():
             h = numpyro.sample("h", f(X, noise=noise))
             numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.1)), obs=y)
 
-    assert list(_ladder(MODEL, (X, Y))) == ["InducingPoint"]
+    def upside_down(X, y=None):  # global inducing points go through layers in the order in which they are opened
+        g = dgp.gp("g", dgp.kernels.RBF(), dgp.Points(jnp.linspace(-1, 1, 3)[:, None]))
+        f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(jnp.linspace(-1, 1, 3)[:, None]), outputs=1)
+        with numpyro.plate("data", len(X)):
+            h = numpyro.sample("h", f(X))
+            numpyro.sample("y", dgp.Likelihood(g(h), lambda v: dist.Normal(v, 0.1)), obs=y)
+
+    def not_normal(X, y=None):
+        f = dgp.gp("f", dgp.kernels.RBF(), dgp.Points(X))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.StudentT(4.0, v, 0.1)), obs=y)
+
+    assert list(_ladder(not_normal, (X, Y))) == ["InducingPoint"]
+    assert list(_ladder(MODEL, (X, Y))) == ["InducingPoint", "Collapsed"]
     assert list(_ladder(deep, (X, Y))) == ["InducingPoint", "GlobalInducing"]
+    assert list(_ladder(upside_down, (X, Y))) == ["InducingPoint"]
     noisy = _ladder(deep, (X, Y, 0.1))
-    assert list(noisy) == ["InducingPoint", "GivenInducing", "GlobalInducing", "GlobalInducing, GivenInducing"]
+    both = "GlobalInducing, GivenInducing"
+    assert list(noisy) == ["InducingPoint", "Collapsed", "GivenInducing", "GlobalInducing", both]
     rules = noisy["GlobalInducing, GivenInducing"].config
     assert rules.rules.inducing == dgp.guides.GlobalInducing(20)
     assert rules.sites == {"h": dgp.guides.GivenInducing()}

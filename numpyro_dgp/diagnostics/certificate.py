@@ -29,13 +29,16 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import inspect_program, run_on_shapes
 from numpyro_dgp.analysis.sites import site_kind, unwrap
 from numpyro_dgp.depth.integrated_fit import Density, Ended, fit_integrated
-from numpyro_dgp.diagnostics.arviz import to_arviz
 from numpyro_dgp.diagnostics.comparison import bound_of, has_converged, learned_sites, verdict
 from numpyro_dgp.diagnostics.evidence import Evidence, evidence
-from numpyro_dgp.diagnostics.local_sites import is_value
-from numpyro_dgp.diagnostics.reliability import khat
+from numpyro_dgp.diagnostics.local_sites import is_value, local_sites
+from numpyro_dgp.diagnostics.pareto import pareto_shape
+from numpyro_dgp.diagnostics.rank_test import judge
+from numpyro_dgp.diagnostics.ratios import draw, summed_over_data
+from numpyro_dgp.diagnostics.replications import joined, replicate
 from numpyro_dgp.functions.site_distribution import declared
 from numpyro_dgp.guides.any_guide import adapted
+from numpyro_dgp.guides.collapsed.collapsed_guide import Collapsed
 from numpyro_dgp.guides.guide import Guide
 from numpyro_dgp.guides.presets import InducingPoint
 from numpyro_dgp.guides.rules.global_inducing import GlobalInducing
@@ -57,6 +60,10 @@ _POINTS, _SWEEPS = 128, 8
 """Points of each of these at a temperature, and sweeps of each chain."""
 _ANNEALED, _LEAPFROGS, _FIRST = 32, 8, 250
 """Annealed runs in each direction, gradients at each temperature, and temperatures of the first attempt."""
+_WEIGHTS, _LOCAL = 500, 20
+"""Draws for Pareto's k, and of the variables of single data for each of them."""
+_LEVEL = 0.01
+"""The probability that calibrated refits are taken for others."""
 _ERRORS = 2.0
 """Standard errors that are added to an estimate on the side that is less favourable to the guide."""
 
@@ -81,6 +88,7 @@ class Certificate:
         draws: of the posterior by the sampler, as a posterior for predictions: what to use if no guide is certified,
             and no reason speaks against the sampler.
         num_data: how many observations there are.
+        refits: fits to simulated data by which the calibration of the guide was tested.
     """
 
     guide: str | None
@@ -92,6 +100,7 @@ class Certificate:
     between: tuple[float, float]
     draws: Posterior
     num_data: int
+    refits: int = 0
 
     __repr__ = brief
 
@@ -104,11 +113,13 @@ class Certificate:
         row = self.table.loc[self.guide]
         tried = list(self.table.index[: self.table.index.get_loc(self.guide)])
         cheaper = f" Cheaper guides are further away: {', '.join(tried)}." if tried else ""
+        calibrated = f" In {self.refits} refits to data drawn given these, ranks of the truth are uniform."
         return (
             f"Certified: the divergence of {self.guide} from the posterior is at most {max(row.gap_high, 0.0):.2f} "
             f"nats, where {self.gap:g} were asked for. {known}, by annealing from the guide and from draws of the "
             f"posterior; the bound of the guide is {row.bound:.1f} ({row.bound_se:.1f}). Pareto's k of its weights is "
-            f"{row.khat:.2f}, and the bounds of its starts differ by {row.starts:.1f} nats.{cheaper}"
+            f"{row.khat:.2f}, and the bounds of its starts differ by {row.starts:.1f} nats."
+            f"{calibrated * bool(self.refits)}{cheaper}"
         )
 
 
@@ -122,6 +133,7 @@ def certify(
     num_steps: int = 3000,
     num_starts: int = 3,
     budget: int = 2_000_000,
+    refits: int = 0,
     progress_bar: bool = False,
 ) -> Certificate:
     r"""Find the cheapest guide whose divergence from the posterior is small, or say why none can be trusted.
@@ -138,6 +150,8 @@ def certify(
        doubles while these bounds do not decide whether a guide is close enough, until ``budget`` is spent.
     4. The first guide whose divergence is at most ``gap`` by the upper bound, with two standard errors on each side, is
        certified.
+    5. With ``refits``, this guide is also fitted to data that are simulated given yours, by :func:`sbc`, and ranks of
+       the true values are tested sequentially at a level of 0.01, as in ``dgp.testing.assert_calibrated``.
 
     Limits. The program is taken as it is: the certificate says nothing about whether it suits the data. Equivalent
     parts of the posterior count: a guide in one of two mirror images is :math:`\log 2` away at least. What the sampler
@@ -150,12 +164,13 @@ def certify(
         key: PRNG key.
         gap: the largest divergence, in nats.
         guides: the ladder, by name, from cheap to rich. By default, of those that the program admits,
-            ``InducingPoint``, the same with ``GivenInducing()`` at hidden layers with process noise, with
-            ``GlobalInducing`` for several layers, and with both; each with ``other=Normal()``.
+            ``InducingPoint``; ``Collapsed``; ``InducingPoint`` with ``GivenInducing()`` at hidden layers with process
+            noise, with ``GlobalInducing`` for several layers, and with both; each with ``other=Normal()``.
         num_steps: of each fit, by Adam with a step size that falls from 0.02 to zero and natural gradients for the
             last layer.
         num_starts: fits of each guide.
         budget: gradients of the log density that the bounds of the evidence may take.
+        refits: simulated data sets that the certified guide is fitted to, two fits each; 50 show gross errors.
         progress_bar: show a progress bar for every fit.
 
     Returns:
@@ -177,6 +192,8 @@ def certify(
     _require_arguments(model, data, gap, guides)
     for name, count in {"num_steps": num_steps, "num_starts": num_starts, "budget": budget}.items():
         require_count(name, count, "the default")
+    if refits:
+        require_count("refits", refits, "50")
     require_key(key)
     ladder = _ladder(model, data) if guides is None else dict(guides)
     sample_key, fit_key, bound_key, anneal_key = jax.random.split(key, 4)
@@ -189,7 +206,8 @@ def certify(
     chosen: tuple[str, Posterior] | None = None
     for i, (name, guide) in enumerate(ladder.items()):
         keys = jax.random.split(jax.random.fold_in(fit_key, i), num_starts)
-        fits = [_fit(model, guide, data, k, draws if j else None, num_steps, progress_bar) for j, k in enumerate(keys)]
+        svi = _svi(model, guide, data, num_steps)
+        fits = [_fit(svi, data, k, draws if j else None, num_steps, progress_bar) for j, k in enumerate(keys)]
         each = [bound_of(posterior, bound_key, data) for posterior, _ in fits]
         best = int(np.argmax([found["bound"] for found in each]))
         posterior, losses = fits[best]
@@ -198,7 +216,7 @@ def certify(
         rows[name] = each[best] | {
             "gap_low": low,
             "gap_high": high,
-            "khat": khat(to_arviz(posterior, bound_key, *data, num_samples=500)),  # type: ignore[arg-type]
+            "khat": _khat(posterior, bound_key, data),
             "starts": float(np.ptp([found["bound"] for found in each])),
             "converged": has_converged(losses),
             "verdict": verdict(low, high, gap),
@@ -206,7 +224,10 @@ def certify(
         if high <= gap:
             chosen = name, posterior
             break
-    return _certificate(chosen, reasons, rows, bounds, sampled.posterior, gap)
+    if chosen is not None and refits:
+        uneven = _miscalibration(chosen[0], svi, fit_key, data, refits, num_steps)
+        reasons += [uneven] if uneven else []
+    return _certificate(chosen, reasons, rows, bounds, sampled.posterior, gap, refits)
 
 
 def _certificate(
@@ -216,6 +237,7 @@ def _certificate(
     bounds: _Bounds,
     draws: Posterior,
     gap: float,
+    refits: int = 0,
 ) -> Certificate:
     import pandas
 
@@ -231,7 +253,7 @@ def _certificate(
     if reasons:
         return Certificate(None, None, gap, tuple(reasons), table, bounds.found, (low, high), draws, num_data)
     assert chosen is not None
-    return Certificate(*chosen, gap, (), table, bounds.found, (low, high), draws, num_data)
+    return Certificate(*chosen, gap, (), table, bounds.found, (low, high), draws, num_data, refits)
 
 
 def _of_ladder(table: DataFrame, low: float, high: float, gap: float, spent: int) -> list[str]:
@@ -341,9 +363,50 @@ def _draws(ended: Ended, key: Array) -> dict[str, Array]:
     return jax.jit(lambda rows: jax.lax.map(values, rows))(flat[run * of_run + inside])
 
 
+def _khat(posterior: Posterior, key: Array, data: tuple[Any, ...]) -> float:
+    """Pareto's k of the weights of a fit, as :func:`khat` has it."""
+    known, found = local_sites(posterior, data, {}), draw(posterior, key, _WEIGHTS, _LOCAL, data, {})
+    log_weights = summed_over_data(known, found.joint) + found.log_p - found.log_q
+    return float(pareto_shape(np.asarray(log_weights, float)))
+
+
+def _miscalibration(name: str, svi: SVI, key: Array, data: tuple[Any, ...], refits: int, num_steps: int) -> str | None:
+    """A sentence if fits to data that are simulated given these have ranks that are not uniform."""
+    num_samples, batches = replicate(
+        svi, key, data, {}, num_replications=refits, num_steps=num_steps, simulator=None, quantities=None
+    )
+    found = judge(joined([batch.ranks for batch in batches]), num_samples, _LEVEL, 2.0)
+    if found.alarm is None:
+        return None
+    entry = f"{list(found.entry)}" * bool(found.entry)
+    return (
+        f"in refits of {name} to data drawn given these, the posterior of {found.quantity!r}{entry} "
+        f"{found.deviation}, by ranks of the truth after {found.alarm} of them"
+    )
+
+
+def _svi(model: Callable[..., Any], guide: Any, data: tuple[Any, ...], num_steps: int) -> SVI:
+    """Adam, with natural gradients for the last layer of guides that have a Gaussian there."""
+    falling, rising = optax.cosine_decay_schedule(1.0, num_steps), log_linear(1e-4, 0.1, 40)
+    adam = optax.adam(lambda i: 0.02 * falling(i))
+    if isinstance(guide, Guide):
+        natural = SVI(model, guide, NaturalGradient(guide, lambda i: rising(i) * falling(i), adam), ELBO())
+        if _runs(lambda key: natural.update(natural.init(key, *data), *data)):
+            return natural
+    return SVI(model, guide, adam, ELBO())
+
+
+def _runs(function: Callable[[Array], Any]) -> bool:
+    """Whether a function of a key gets through on shapes."""
+    try:
+        jax.eval_shape(function, jax.random.key(0))
+    except ValueError:
+        return False
+    return True
+
+
 def _fit(
-    model: Callable[..., Any],
-    guide: Any,
+    svi: SVI,
     data: tuple[Any, ...],
     key: Array,
     draws: Mapping[str, Array] | None,
@@ -351,39 +414,44 @@ def _fit(
     progress_bar: bool,
 ) -> tuple[Posterior, Array]:
     """A fit from the start of the guide or, with ``draws``, from means at one of them."""
-    falling, rising = optax.cosine_decay_schedule(1.0, num_steps), log_linear(1e-4, 0.1, 40)
-    optimizer: Any = optax.adam(lambda i: 0.02 * falling(i))
-    if isinstance(guide, Guide):
-        optimizer = NaturalGradient(guide, lambda i: rising(i) * falling(i), optimizer)
-    svi = SVI(model, guide, optimizer, ELBO())
     start = None
     if draws is not None:
         which = jax.random.randint(key, (), 0, _ANNEALED)
         params = svi.get_params(svi.init(key, *data))
-        prefix = getattr(guide, "prefix", "auto")
+        prefix = getattr(svi.guide, "prefix", "auto")
         means = {f"{name}_{prefix}_loc": values[which] for name, values in draws.items()}
         start = {n: m for n, m in means.items() if n in params and params[n].shape == m.shape}
     found = fit(svi, key, num_steps, *data, init_params=start, progress_bar=progress_bar)
-    return Posterior(model, adapted(guide).on(*data), found.params), found.losses
+    return Posterior(svi.model, adapted(svi.guide).on(*data), found.params), found.losses
 
 
 def _ladder(model: Callable[..., Any], data: tuple[Any, ...]) -> dict[str, Any]:
     """Guides from cheap to rich, of those that the program admits."""
+
+    def admitted(guide: Any) -> bool:
+        return _runs(lambda key: ELBO().loss(key, {}, model, guide, *data))
+
     facts = inspect_program(model, data, {})
-    found: dict[str, dict[str, Any]] = {"InducingPoint": {}}
+    found: dict[str, Any] = {"InducingPoint": InducingPoint(model, other=Normal())}
+    collapsed = Collapsed(model, other=Normal())
     sites, *_ = run_on_shapes(model, data, {})
     hidden = {n: unwrap(s["fn"]) for n, s in sites.items() if s["type"] == "sample" and site_kind(s) == "hidden"}
     noisy = [name for name, fn in hidden.items() if declared(fn).noise is not None]
-    given = {"sites": {name: GivenInducing() for name in noisy}}
+    given = {name: GivenInducing() for name in noisy}
+    if admitted(collapsed):
+        found["Collapsed"] = collapsed
     if noisy:
-        found["GivenInducing"] = given
+        found["GivenInducing"] = InducingPoint(model, other=Normal(), sites=given)
     if facts.inner:
         rows = len(np.unique(np.asarray(data[0]), axis=0))
-        spread = {"inducing": GlobalInducing(max(1, min(rows, 20)))}
-        found["GlobalInducing"] = spread
-        if noisy:
-            found["GlobalInducing, GivenInducing"] = spread | given
-    return {name: InducingPoint(model, other=Normal(), **rules) for name, rules in found.items()}
+        spread = GlobalInducing(max(1, min(rows, 20)))
+        several = InducingPoint(model, other=Normal(), inducing=spread)
+        if admitted(several):
+            found["GlobalInducing"] = several
+            if noisy:
+                both = InducingPoint(model, other=Normal(), inducing=spread, sites=given)
+                found["GlobalInducing, GivenInducing"] = both
+    return found
 
 
 def _require_arguments(model: Any, data: Any, gap: Any, guides: Any) -> None:
