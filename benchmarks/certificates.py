@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true")
     arguments = parser.parse_args()
     numpyro.enable_x64()
-    rows, options, draws = (30, 60, 100, 150), {}, 1000
+    rows, options, draws = (30, 60, 100, 150), {}, 512
     if arguments.smoke:
         rows, options, draws, arguments.num = (10,), {"num_steps": 20, "num_starts": 1, "budget": 1}, 16, 1
     out = arguments.out

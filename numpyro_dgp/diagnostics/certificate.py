@@ -29,7 +29,7 @@ from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import inspect_program, run_on_shapes
 from numpyro_dgp.analysis.sites import site_kind, unwrap
 from numpyro_dgp.depth.integrated_fit import Density, Ended, fit_integrated
-from numpyro_dgp.diagnostics.comparison import bound_of, has_converged, learned_sites, verdict
+from numpyro_dgp.diagnostics.comparison import bounds_of, has_converged, learned_sites, verdict
 from numpyro_dgp.diagnostics.evidence import Evidence, evidence
 from numpyro_dgp.diagnostics.local_sites import is_value, local_sites
 from numpyro_dgp.diagnostics.pareto import pareto_shape
@@ -208,7 +208,7 @@ def certify(
         keys = jax.random.split(jax.random.fold_in(fit_key, i), num_starts)
         svi = _svi(model, guide, data, num_steps)
         fits = [_fit(svi, data, k, draws if j else None, num_steps, progress_bar) for j, k in enumerate(keys)]
-        each = [bound_of(posterior, bound_key, data) for posterior, _ in fits]
+        each = bounds_of([posterior for posterior, _ in fits], bound_key, data)
         best = int(np.argmax([found["bound"] for found in each]))
         posterior, losses = fits[best]
         bounds.start_from(posterior)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
@@ -23,11 +23,11 @@ from numpyro_dgp.analysis.program import run_on_shapes
 from numpyro_dgp.diagnostics.arviz import opened, to_arviz
 from numpyro_dgp.diagnostics.calibration import coverage, pit
 from numpyro_dgp.diagnostics.evidence import evidence as evidence_of
-from numpyro_dgp.diagnostics.ratios import map_draws
+from numpyro_dgp.diagnostics.ratios import block_of, mapped
 from numpyro_dgp.diagnostics.reliability import khat, loo
 from numpyro_dgp.guides.any_guide import adapted
 from numpyro_dgp.inference.elbo import ELBO
-from numpyro_dgp.inference.fit import fit
+from numpyro_dgp.inference.fit import fit, split_arguments
 from numpyro_dgp.likelihoods.outcomes import NoMomentsError
 from numpyro_dgp.predict.posterior import Posterior
 
@@ -168,7 +168,7 @@ def compare(
         trees[name] = to_arviz(
             posterior, draw_key, *data, num_samples=num_samples, local_samples=local_samples, losses=losses
         )  # type: ignore[assignment]
-        rows[name] |= bound_of(posterior, bound_key, data) | {"khat": khat(trees[name])}
+        rows[name] |= bounds_of([posterior], bound_key, data)[0] | {"khat": khat(trees[name])}
         if evidence:
             rows[name] |= _evidence(name, posterior, jax.random.fold_in(bound_key, i), data, chain, rows[name]["bound"])
     if mcmc is not None and chains is not None:
@@ -259,15 +259,19 @@ def has_converged(losses: Any) -> Any:
     return bool(middle.mean() - end.mean() <= max(1.0, 2 * error))
 
 
-def bound_of(posterior: Posterior, key: Array, data: tuple[Any, ...]) -> dict[str, float]:
-    """The bound and its standard error."""
-    params = dict(posterior.params)
+def bounds_of(posteriors: Sequence[Posterior], key: Array, data: tuple[Any, ...]) -> list[dict[str, float]]:
+    """The bounds of fits of one guide and their standard errors, by one compiled program."""
+    (model, guide), (arrays, rebuild) = (posteriors[0].model, posteriors[0].guide), split_arguments(data, {})
 
-    def one(key: Array, sample: Any, args: Any, kwargs: Any, block: int) -> Array:
-        return -ELBO().loss(key, params, posterior.model, posterior.guide, *args, **kwargs)
+    @jax.jit
+    def run(params: dict[str, Any], keys: Array, arrays: list[Array]) -> Array:
+        args, kwargs = rebuild(arrays)
+        return mapped(
+            lambda k: -ELBO().loss(k, params, model, guide, *args, **kwargs), keys, len(keys), block_of(arrays)
+        )
 
-    draws = map_draws(one, key, _BOUND_DRAWS, {}, data, {}, 1)
-    return {"bound": float(draws.mean()), "bound_se": float(draws.std() / len(draws) ** 0.5)}
+    draws = [run(dict(posterior.params), jax.random.split(key, _BOUND_DRAWS), arrays) for posterior in posteriors]
+    return [{"bound": float(d.mean()), "bound_se": float(d.std() / len(d) ** 0.5)} for d in draws]
 
 
 def verdict(low: float, high: float, gap: float) -> str:

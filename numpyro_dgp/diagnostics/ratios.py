@@ -28,7 +28,7 @@ from numpyro_dgp.functions.function_values import follows
 from numpyro_dgp.inference.fit import split_arguments
 from numpyro_dgp.predict.posterior import Posterior
 
-__all__ = ["Draws", "draw", "drawing", "map_draws", "prior", "summed_over_data"]
+__all__ = ["Draws", "block_of", "draw", "drawing", "map_draws", "mapped", "prior", "summed_over_data"]
 
 # Rows (draws times K times inputs) that are computed at once.
 _BLOCK = 20_000
@@ -119,20 +119,24 @@ def map_draws(
 def _mapping(function: Any, num_samples: int, args: Any, kwargs: Any, copies: int) -> Callable[[Array, Any], Any]:
     """The same of keys and samples; the data are arguments of the compiled loop, in blocks that fit the cache."""
     arrays, rebuild = split_arguments(args, kwargs)
-    rows = max([len(a) for a in arrays], default=1)
-    block = max(1, _BLOCK // rows)
+    block = block_of(arrays)
 
     @jax.jit
     def run(keys: Array, samples: dict[str, Array], arrays: list[Array]) -> Any:
         again, options = rebuild(arrays)
-        return _mapped(
+        return mapped(
             lambda each: function(*each, again, options, block), (keys, samples), num_samples, block // copies
         )
 
     return lambda keys, samples: run(keys, {name: jnp.asarray(values) for name, values in samples.items()}, arrays)
 
 
-def _mapped(function: Callable[[Any], Any], each: Any, total: int, block: int) -> Any:
+def block_of(arrays: list[Array]) -> int:
+    """How many draws are computed at once, of functions of these data."""
+    return max(1, _BLOCK // max([len(a) for a in arrays], default=1))
+
+
+def mapped(function: Callable[[Any], Any], each: Any, total: int, block: int) -> Any:
     """``function`` of every row, at most ``block`` at once; of blocks of one size, which compile one program."""
     if total <= block:
         return jax.vmap(function)(each)
@@ -176,7 +180,7 @@ def _draw(weighing: _Weighing, key: Array, sample: dict[str, Array], args: Any, 
         return *_data_terms(known, guide_trace, sites), mine
 
     keys = jax.random.split(local_key, copies)
-    target, predictive, ratios, mine = _mapped(local, keys, copies, block)  # (K, ...)
+    target, predictive, ratios, mine = mapped(local, keys, copies, block)  # (K, ...)
     for name, several in mine.items():
         weights = _joint(known, target, ratios)[known.local[name]]  # log omega_k
         values[name] = _choose(jax.random.categorical(choice_key, weights, axis=0), several, sites[name])
