@@ -1,4 +1,7 @@
-"""The figures of docs/arviz.md, of two layers under a guide and under NUTS: ``python docs/arviz_figures.py``."""
+"""The figures of docs/arviz.md, of two layers under a guide and under NUTS: ``python docs/arviz_figures.py``.
+
+It needs arviz-plots 1.0, hence Python 3.12: ``plot_psense_dist`` of version 0.8 fails with recent versions of xarray.
+"""
 
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from numpyro.infer import MCMC, NUTS, SVI
 FIGURES = Path(__file__).parent / "figures"
 X = jnp.linspace(-1, 1, 24)[:, None]
 Y = jnp.tanh(8 * X[:, 0]) + 0.2 * jax.random.normal(jax.random.key(0), (24,))
-Z = jnp.linspace(-1, 1, 6)[:, None]
+Z = jnp.linspace(-1, 1, 12)[:, None]
 NAMES = ["noise", "inner", "outer"]
 
 
@@ -56,6 +59,11 @@ def drawn(found):
     yield "ridge", arviz_plots.plot_ridge(found, combined=True, **both)
     yield "rank", arviz_plots.plot_rank(chains, **both)
     yield "energy", arviz_plots.plot_energy(chains, backend="matplotlib")
+    yield "loo_pit", arviz_plots.plot_loo_pit(chains, backend="matplotlib")
+    yield (
+        "psense",
+        arviz_plots.plot_psense_dist(chains, figure_kwargs={"figsize": (10, 7)}, **both),
+    )
     for name, tree in found.items():
         yield f"ppc_{name.lower()}", arviz_plots.plot_ppc_dist(tree, backend="matplotlib")
 

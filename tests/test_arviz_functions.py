@@ -17,7 +17,7 @@ from numpyro.infer import MCMC, NUTS
 
 import numpyro_dgp as dgp
 
-pytest.importorskip("arviz_plots")
+arviz_plots = pytest.importorskip("arviz_plots")
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "arviz.md"
 COLUMNS = "chains", "guide, corrected", "guide, not corrected"
@@ -26,33 +26,53 @@ Y = 0.8 * X[:, 0] + 0.3 * jax.random.normal(jax.random.key(0), (24,))
 KEY = jax.random.key(1)
 
 
-def model(X, y=None):
+def model(X, y=None, kind="normal"):
     noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.5))
     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
     with numpyro.plate("data", len(X)):
         mean = numpyro.deterministic("mean", slope * X[:, 0])
-        numpyro.sample("y", dist.Normal(mean, noise), obs=y)
+        of = {
+            "normal": dist.Normal(mean, noise),
+            "counts": dist.Poisson(jnp.exp(1 + mean)),
+            "labels": dist.Bernoulli(logits=3 * mean),
+        }
+        numpyro.sample("y", of[kind], obs=y)
 
 
-def guide(width):
+DATA = {
+    "normal": Y,
+    "counts": dist.Poisson(jnp.exp(1 + X[:, 0])).sample(jax.random.key(2)),
+    "labels": (Y > 0).astype(int),
+}
+
+
+def guide(of_kind, samples, width):
     """Near the posterior, in units of its scales."""
+    centres = {name: (values.mean(), values.std()) for name, values in samples.items()}
 
     def run(X, y=None):
-        slope = X[:, 0] @ Y / (X[:, 0] @ X[:, 0])
-        numpyro.sample("slope", dist.Normal(0.98 * slope, width * 0.1))
-        numpyro.sample("noise", dist.LogNormal(jnp.log(jnp.std(Y - slope * X[:, 0])), width * 0.14))
+        numpyro.sample("slope", dist.Normal(centres["slope"][0], width * centres["slope"][1]))
+        numpyro.sample("noise", dist.LogNormal(centres["noise"][0], width * centres["noise"][1]))
 
-    return dgp.Posterior(model, run, {})
+    return dgp.Posterior(of_kind, run, {})
 
 
-def make_trees():
+def make_trees(kind):
     """By the columns of the table."""
+    of_kind = partial(model, kind=kind)
     mcmc = MCMC(
-        NUTS(model), num_warmup=100, num_samples=300, num_chains=2, chain_method="sequential", progress_bar=False
+        NUTS(of_kind), num_warmup=100, num_samples=300, num_chains=2, chain_method="sequential", progress_bar=False
     )
-    mcmc.run(KEY, X, Y, extra_fields=("energy", "diverging"))
-    sources = dict(zip(COLUMNS, (mcmc, guide(1.2), guide(0.15)), strict=True))
-    return {name: dgp.diagnostics.to_arviz(source, KEY, X, Y, num_samples=600) for name, source in sources.items()}
+    mcmc.run(KEY, X, DATA[kind], extra_fields=("energy", "diverging"))
+    samples = mcmc.get_samples()
+    around = {"slope": samples["slope"], "noise": jnp.log(samples["noise"])}
+    sources = dict(zip(COLUMNS, (mcmc, *(guide(of_kind, around, w) for w in (1.2, 0.15))), strict=True))
+    trees = {
+        name: dgp.diagnostics.to_arviz(source, KEY, X, DATA[kind], num_samples=600) for name, source in sources.items()
+    }
+    for tree in trees.values():
+        tree["constant_data"]["column"] = tree["constant_data"]["X"][:, 0]
+    return trees
 
 
 HYPER = {"var_names": ["noise", "slope"]}
@@ -70,6 +90,8 @@ OTHER = {
     "arviz_stats": {
         "bayes_factor": {"var_names": "slope", "ref_vals": 0.0},
         "bayesian_r2": {"pred_mean": "mean", "scale": "noise"},
+        "generate_survival_curves": {"var_names": "y", "num_samples": 10},
+        "kaplan_meier": {"var_names": "y"},
         "ci_in_rope": {"rope": (0.5, 1.5), "var_names": ["slope"]},
         "loo_expectations": {"kind": "mean"},
         "loo_r2": {"var_name": "y"},
@@ -78,14 +100,27 @@ OTHER = {
         "rhat_nested": {**HYPER, "superchain_ids": [0, 1]},
     },
     "arviz_plots": {
+        "plot_lm": {"x": "column", "y": "y"},
+        "plot_ppc_censored": {"num_samples": 10},
         "plot_bf": {"var_names": "slope", "ref_val": 0.0},
         "plot_pair_focus": {"focus_var": "slope", "var_names": ["noise"]},
     },
+}
+OF_KIND = {
+    "counts": {"plot_ppc_rootogram": {}},
+    "labels": {"plot_ppc_pava": {}, "plot_ppc_pava_residuals": {"x_var": "column"}},
 }
 OF_SEVERAL = {
     "compare": lambda tree: arviz_stats.compare({"one": tree, "other": tree}),
     "kl_divergence": lambda tree: arviz_stats.kl_divergence(tree, tree, **HYPER),
     "loo_i": lambda tree: arviz_stats.loo_i(3, tree),
+    "plot_compare": lambda tree: arviz_plots.plot_compare(
+        arviz_stats.compare({"one": tree, "other": tree}), backend="matplotlib"
+    ),
+    "plot_khat": lambda tree: arviz_plots.plot_khat(arviz_stats.loo(tree), backend="matplotlib"),
+    "update_subsample": lambda tree: arviz_stats.update_subsample(
+        arviz_stats.loo_subsample(tree, observations=5, pointwise=True), tree, observations=2
+    ),
     "wasserstein": lambda tree: arviz_stats.wasserstein(tree, tree, **HYPER),
     "weight_predictions": lambda tree: arviz_stats.weight_predictions([tree, tree], weights=[0.5, 0.5]),
 }
@@ -101,14 +136,16 @@ REASONS = {
 
 
 def calls():
-    """By the name of a function, a call with a tree."""
-    found = {f"`{name}`": call for name, call in OF_SEVERAL.items()}
+    """By the name of a function, the kind of data that it is for and a call with a tree."""
+    found = {f"`{name}`": ("normal", call) for name, call in OF_SEVERAL.items()}
     for package in ("arviz_stats", "arviz_plots"):
         named = dict.fromkeys(NAMES[package].split(), HYPER) | {name: {} for name in WHOLE[package].split()}
+        kinds = {"normal": named | OTHER[package]} | (OF_KIND if package == "arviz_plots" else {})
         backend = {"backend": "matplotlib"} if package == "arviz_plots" else {}
-        for name, options in (named | OTHER[package]).items():
-            function = getattr(importlib.import_module(package), name)
-            found[f"`{name}`"] = partial(function, **options, **backend)
+        for kind, each in kinds.items():
+            for name, options in each.items():
+                function = getattr(importlib.import_module(package), name)
+                found[f"`{name}`"] = kind, partial(function, **options, **backend)
     return found
 
 
@@ -128,8 +165,8 @@ def outcome(call, tree):
 def table(trees):
     """Functions with the same outcomes are in one row."""
     rows = {}
-    for name, call in calls().items():
-        rows.setdefault(tuple(outcome(call, tree) for tree in trees.values()), []).append(name)
+    for name, (kind, call) in calls().items():
+        rows.setdefault(tuple(outcome(call, tree) for tree in trees[kind].values()), []).append(name)
     lines = [f"| {', '.join(sorted(names))} | {' | '.join(outcomes)} |" for outcomes, names in rows.items()]
     return "\n".join(
         [f"| functions | {' | '.join(COLUMNS)} |", "|---" * 4 + "|", *sorted(lines, key=len, reverse=True)]
@@ -139,6 +176,6 @@ def table(trees):
 @pytest.mark.long
 @pytest.mark.skipif(not metadata.version("arviz-plots").startswith("0.8."), reason="the table is of version 0.8")
 def test_the_table_of_the_page_is_what_functions_do():
-    trees = make_trees()
-    assert ["log_likelihood" in tree for tree in trees.values()] == [True, True, False]
+    trees = {kind: make_trees(kind) for kind in DATA}
+    assert ["log_likelihood" in tree for tree in trees["normal"].values()] == [True, True, False]
     assert table(trees) in PAGE.read_text()
