@@ -87,7 +87,7 @@ class Configuration(NamedTuple):
     quarter of the steps; ``handed_on``, the last layer sees the latent too; ``deepened``, all steps go to the program
     without its inner layer, which is then put in as the identity (``dgp.initial.deepen``) and trained half as long at
     a tenth of the rate; ``nodes``, the optimal posterior of the latent by that many, instead of an amortised
-    Gaussian."""
+    Gaussian. Without layers it is a linear function by least squares."""
 
     layers: int
     latent: bool
@@ -123,6 +123,7 @@ class Stage(NamedTuple):
 
 
 CONFIGURATIONS = {
+    "Linear": Configuration(0, False, None),
     "GP": Configuration(1, False, None),
     "GP-GP": Configuration(2, False, None),
     "GP-GP-GP": Configuration(3, False, None),
@@ -211,9 +212,28 @@ def score(posterior: dgp.Posterior, split: regression.Split, row: Configuration,
     return Score(np.asarray(draws), float(densities.mean()), float(rmse))
 
 
+def least_squares(split: regression.Split) -> tuple[dict[str, Any], np.ndarray]:
+    """A linear function and a normal error: the record, and draws of y."""
+    design, at = (np.column_stack([part, np.ones(len(part))]) for part in (split.X, split.X_test))
+    y, y_test = np.asarray(split.y, float), np.asarray(split.y_test, float)
+    weights = np.linalg.lstsq(design, y)[0]
+    mean, noise = at @ weights, math.sqrt(np.square(y - design @ weights).sum() / (len(y) - design.shape[1]))
+    draws = mean + noise * np.random.default_rng(0).normal(size=(2000, len(mean)))
+    record = {
+        "mixture": float(dist.Normal(mean, noise).log_prob(y_test).mean()),
+        "kde": float(np.mean(kde_log_density(draws, y_test))),
+        "rmse": math.sqrt(np.square(y_test - mean).mean()),
+        "noise": noise,
+        "seconds": 0.0,
+    }
+    return record, draws
+
+
 def fit(split: regression.Split, name: str, recipe: Recipe, seed: int) -> tuple[dict[str, Any], np.ndarray]:
     """Train, and score the test rows after every stage: the record, and draws of y."""
     row = CONFIGURATIONS[name]
+    if not row.layers:
+        return least_squares(split)
     fit_key, key = jax.random.split(jax.random.key(seed))
     stages: dict[str, list[float]] = {"bounds": [], "bound_errors": [], "mixtures": []}
     start, scoring = time.perf_counter(), 0.0
@@ -365,7 +385,7 @@ def smoke() -> None:
     data = regression.split_data(X, np.sign(rng.normal(size=120)) * X[:, 0], 0, "A")
     recipe = Recipe(20, 0.03, 0.3, 0.3, 1.0, 0.999, 64, 10)
     records = []
-    for name in ("GP", "LV-GP-GP, VI", "LV-GP-GP-GP, IW 5"):
+    for name in ("Linear", "GP", "LV-GP-GP, VI", "LV-GP-GP-GP, IW 5"):
         key = {"set": "branches", "protocol": "A", "model": name, "split": 0} | recipe._asdict()
         records.append(key | fit(data, name, recipe, 0)[0])
     print(table(records))
