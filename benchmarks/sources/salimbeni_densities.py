@@ -211,13 +211,22 @@ def directions(side: int, number: int) -> np.ndarray:
     return (vectors * np.sqrt(values))[:, ::-1][:, :number].astype(np.float32)
 
 
-def labelled(side: int, latent: int, noise: float | None, options: argparse.Namespace) -> Callable[..., None]:
-    """y = P f(A x, w) + noise for one-hot x: A has a prior, P is learned, and so is the noise unless it is given."""
+def labelled(
+    side: int, latent: int, noise: float | None, images: int, options: argparse.Namespace
+) -> Callable[..., None]:
+    """y = P f(A x, w) + noise for one-hot x: A has a prior, P is learned, and so is the noise unless it is given.
+
+    Of P only the scale is learned where there are no more images than functions: any P would pass through all images,
+    and the bound has no maximum as the noise goes to zero.
+    """
     start, columns = directions(side, min(options.functions, side * side)), 5
     Z = np.random.default_rng(0).normal(size=(options.num_inducing, columns + latent)).astype(np.float32)
 
     def model(labels: jax.Array, y: Any = None, batch: int | None = None) -> None:
-        P = numpyro.param("P", 0.3 * start)
+        if images > start.shape[1]:
+            P = numpyro.param("P", 0.3 * start)
+        else:
+            P = numpyro.param("scale", 0.3, constraint=positive) * start
         centre = numpyro.param("centre", jnp.full(side * side, 0.3))
         scales = numpyro.param("scales", jnp.full(Z.shape[1], math.sqrt(Z.shape[1])), constraint=positive)
         sigma = numpyro.param("noise", 0.2, constraint=positive) if noise is None else noise
@@ -240,7 +249,7 @@ def fit_images(train: Digits, noise: float | None, options: Any) -> dgp.Posterio
     A natural step moves all mixed functions at once, each as if the others stayed. Where columns of P are parallel,
     steps longer than 2 / functions overshoot, and the fit diverges.
     """
-    model = labelled(math.isqrt(train[1].shape[1]), 2, noise, options)
+    model = labelled(math.isqrt(train[1].shape[1]), 2, noise, len(train[0]), options)
     guide = dgp.guides.InducingPoint(model, latent=dgp.guides.Amortised(), other=dgp.guides.Normal())
     return fit(model, guide, train, len(train[0]), options, natural=1 / options.functions, rate=0.005)
 
