@@ -48,12 +48,12 @@ def fit(
     options: Any,
     natural: float = 0.1,
     rate: float = 0.02,
+    rise: int = 40,
 ) -> dgp.Posterior:
-    """Natural gradients for q(v) and Adam for the rest, as there."""
-    fall = optax.cosine_decay_schedule(1.0, options.steps)
-    rise = log_linear(1e-4, natural, 40)
-    optimizer = NaturalGradient(guide, lambda n: rise(n) * fall(n), optax.adam(lambda n: rate * fall(n)))
-    svi = SVI(model, guide, optimizer, dgp.ELBO())
+    """Natural gradients for q(v) and Adam for the rest, as there: sizes rise in so many steps, and fall by a cosine."""
+    fall, ramp = optax.cosine_decay_schedule(1.0, options.steps), log_linear(1e-4, natural, rise)
+    adam = optax.adam(lambda n: rate * fall(n) * jnp.minimum(1.0, (n + 1) / rise))
+    svi = SVI(model, guide, NaturalGradient(guide, lambda n: ramp(n) * fall(n), adam), dgp.ELBO())
     batch = options.batch if options.batch < rows else None
     result = dgp.fit(svi, jax.random.key(options.seed), options.steps, *data, batch, progress_bar=False)
     return dgp.Posterior(model, guide, result.params)
@@ -246,12 +246,13 @@ Digits = tuple[jax.Array, jax.Array]  # labels and flat images
 def fit_images(train: Digits, noise: float | None, options: Any) -> dgp.Posterior:
     """With a Gaussian q(A) and an amortised q(w).
 
-    A natural step moves all mixed functions at once, each as if the others stayed. Where columns of P are parallel,
-    steps longer than 2 / functions overshoot, and the fit diverges.
+    A natural step moves all mixed functions at once, each as if the others stayed. Where columns of P become parallel,
+    steps that move a mean by more than 2 / functions of its way overshoot, and the fit diverges. While q(v) is wide,
+    the first steps do, so that all sizes rise slowly.
     """
     model = labelled(math.isqrt(train[1].shape[1]), 2, noise, len(train[0]), options)
     guide = dgp.guides.InducingPoint(model, latent=dgp.guides.Amortised(), other=dgp.guides.Normal())
-    return fit(model, guide, train, len(train[0]), options, natural=1 / options.functions, rate=0.005)
+    return fit(model, guide, train, len(train[0]), options, natural=1 / options.functions, rate=0.005, rise=200)
 
 
 def by_process(train: Digits, tests: list[Digits], noise: float | None, options: Any) -> list[float]:
