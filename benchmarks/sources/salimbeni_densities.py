@@ -7,8 +7,8 @@ given their label, compared with a variational autoencoder (table 4.2). ``ones``
 by the collapsed bound, natural gradients and Adam (figures 4.7 and 4.8). Densities of regression sets (figure 4.6) are
 rows of ``salimbeni_latents.py``.
 
-Digits are the 1797 of scikit-learn, 8 by 8 pixels; ``--digits FILE.npz`` takes larger ones from arrays X (N, H, W),
-numbers from 0 to 1, and y.
+Digits are the 1797 of scikit-learn, 8 by 8 pixels; ``--digits FILE.npz`` takes larger ones, in a file as of
+``digits.py``.
 """
 
 from __future__ import annotations
@@ -195,7 +195,8 @@ def load(options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     """Images (N, H, W), with numbers from 0 to 1, and labels, in a random order."""
     if options.digits:
         with np.load(options.digits) as file:
-            images, labels = file["X"], file["y"]
+            images, labels = (np.concatenate([file[name], file[f"{name}_test"]]) for name in "Xy")
+        images = images / (255 if images.max() > 1 else 1)
     else:
         from sklearn.datasets import load_digits
 
@@ -435,7 +436,7 @@ PARTS = {"trips": compare_trips, "few-shot": few_shot, "images": compare_images,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--digits", type=Path, help="an .npz file with images X and labels y")
+    parser.add_argument("--digits", type=Path, help="file of full-size images")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--num-inducing", type=int, default=100)
