@@ -37,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent / "examples"))
 import gplvm
 
 positive = dist.constraints.positive
+LogDensity = Callable[[jax.Array, jax.Array], jax.Array]  # of ends (N,), from where they begin and the ends (N, 2)
 STATION = jnp.array([0.5, -0.5])
 
 
@@ -108,16 +109,20 @@ def log_kernels(points: jax.Array, y: jax.Array, width: Any) -> jax.Array:
     return dist.Normal(points[:, None], width).to_event(1).log_prob(y[None])
 
 
-def kernel_estimates(X: jax.Array, y: jax.Array, X_test: jax.Array, y_test: jax.Array) -> dict[str, float]:
+def kernel_estimates(X: jax.Array, y: jax.Array) -> dict[str, LogDensity]:
     """Of all ends, with the width that is best on rows left out, and of those of the 50 nearest beginnings."""
     apart = jnp.where(jnp.eye(len(y), dtype=bool), -jnp.inf, 0.0)
     left_out = jax.jit(lambda width: logsumexp(log_kernels(y, y, width) + apart, axis=0).mean())
     width = max(np.geomspace(0.02, 0.5, 20), key=lambda w: float(left_out(w)))
-    near = jnp.argsort(jnp.linalg.norm(X_test[:, None] - X[None], axis=-1), axis=1)[:, :50]
-    of_near = jax.vmap(lambda rows, one: logsumexp(log_kernels(y[rows], one[None], width)[:, 0]))(near, y_test)
+
+    def of_neighbours(x_test: jax.Array, y_test: jax.Array) -> jax.Array:
+        near = jnp.argsort(jnp.linalg.norm(x_test[:, None] - X[None], axis=-1), axis=1)[:, :50]
+        of_one = lambda rows, one: logsumexp(log_kernels(y[rows], one[None], width)[:, 0])  # noqa: E731
+        return jax.vmap(of_one)(near, y_test) - math.log(50)
+
     return {
-        "KDE of all ends": float(log_mean_exp(log_kernels(y, y_test, width)).mean()),
-        "KDE of 50 neighbours": float((of_near - math.log(50)).mean()),
+        "KDE of all ends": lambda _, y_test: log_mean_exp(log_kernels(y, y_test, width)),
+        "KDE of 50 neighbours": of_neighbours,
     }
 
 
@@ -149,7 +154,7 @@ def descend(loss: Callable[..., jax.Array], params: Any, data: tuple[jax.Array, 
     return jax.jit(lambda p: jax.lax.scan(step, (p, adam.init(p)), keys)[0][0])(params)
 
 
-def mixture_network(k: int, X: Any, y: Any, X_test: Any, y_test: Any, options: Any) -> float:
+def mixture_network(k: int, X: Any, y: Any, options: Any) -> LogDensity:
     """Bishop's mixture density network: weights, means and scales of k Gaussians from a network of three layers."""
 
     def log_density(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -160,7 +165,7 @@ def mixture_network(k: int, X: Any, y: Any, X_test: Any, y_test: Any, options: A
 
     start = network(jax.random.key(0), [X.shape[1], 50, 50, 5 * k])
     found = descend(lambda p, _, x, y: -log_density(p, x, y).mean(), start, (X, y), options)
-    return float(log_density(found, X_test, y_test).mean())
+    return lambda x, y: log_density(found, x, y)
 
 
 def compare_trips(options: argparse.Namespace) -> None:
@@ -170,22 +175,42 @@ def compare_trips(options: argparse.Namespace) -> None:
     table: dict[str, list[float]] = {}
     for num in sizes:
         X, y = trips(num, 0)
-        found = {"true density": float(true_density(X_test, y_test).mean())}
+        densities: dict[str, LogDensity] = {"true density": true_density}
         for name, inputs, latent in (("latent alone", 0.0, 2), ("GP", 1.0, 0), ("inputs and latent", 1.0, 2)):
             model = conditional(inputs * X, 2, latent, options.num_inducing)
             guide = dgp.guides.InducingPoint(model, **({"latent": dgp.guides.Amortised()} if latent else {}))
             posterior = fit(model, guide, (inputs * X, y), num, options)
             of_rows = posterior.using(num_samples=1000 if latent else 1).log_density
-            found[name] = float(of_rows(jax.random.key(2), y_test, inputs * X_test).mean())
-            print(f"{num} rows, {name}: {-found[name]:.2f}", flush=True)
-        found |= kernel_estimates(X, y, X_test, y_test)
-        for k in (1, 5, 10, 50):
-            found[f"mixture network, {k}"] = mixture_network(k, X, y, X_test, y_test, options)
-        for name, value in found.items():
-            table.setdefault(name, []).append(-value)
+            densities[name] = lambda x, y, of_rows=of_rows, inputs=inputs: of_rows(jax.random.key(2), y, inputs * x)
+        densities |= kernel_estimates(X, y)
+        densities |= {f"mixture network, {k}": mixture_network(k, X, y, options) for k in (1, 5, 10, 50)}
+        for name, density in densities.items():
+            table.setdefault(name, []).append(-float(density(X_test, y_test).mean()))
     print("| model | " + " | ".join(f"{num} rows" for num in sizes) + " |\n|---|" + "---|" * len(sizes))
     for name, values in table.items():
         print(f"| {name} | " + " | ".join(f"{value:.2f}" for value in values) + " |")
+    if options.figure:
+        shown = ("true density", "GP", "inputs and latent", "KDE of 50 neighbours", "mixture network, 5")
+        draw_trips({name: densities[name] for name in shown}, options.figure)
+
+
+def draw_trips(densities: dict[str, LogDensity], path: Path) -> None:
+    """Figure 4.4: where a trip ends that begins at either of two places."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    line = jnp.linspace(-1.6, 1.6, 48)
+    ends = jnp.stack(jnp.meshgrid(line, line), -1).reshape(-1, 48, 2)
+    figure, axes = plt.subplots(2, len(densities), figsize=(11, 4.6), layout="constrained", sharex=True, sharey=True)
+    for row, place in zip(axes, jnp.array([[-0.6, 0.3], [0.2, 0.6]]), strict=True):
+        for ax, (name, density) in zip(row, densities.items(), strict=True):
+            found = [density(jnp.broadcast_to(place, part.shape), part) for part in ends]  # which bounds the memory
+            ax.pcolormesh(line, line, np.exp(np.stack(found)), cmap="Greys", vmin=0, vmax=2)
+            ax.plot(*place, "C1o", ms=4)
+            ax.set(title=name if row is axes[0] else None, xticks=[-1, 0, 1], yticks=[-1, 0, 1])
+    figure.savefig(path, dpi=100)
 
 
 # Figure 4.5 and table 4.2: digits given their label.
@@ -446,7 +471,7 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=500, help="test rows")
     parser.add_argument("--draws", type=int, default=500, help="of the latent, for test densities of images")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--figure", type=Path, help="file of the figure of ones, or of few-shot")
+    parser.add_argument("--figure", type=Path, help="file of the figure of trips, few-shot or ones")
     parser.add_argument("--smoke", action="store_true", help="a few steps on a few rows, to see that it runs")
     options = parser.parse_args()
     if options.smoke:
