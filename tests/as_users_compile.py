@@ -18,11 +18,13 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 from numpyro import handlers
-from numpyro.infer import Predictive
+from numpyro.infer import SVI, Predictive
 from numpyro.infer.util import log_density
 from programs import random_params
 
 import numpyro_dgp as dgp
+from numpyro_dgp.diagnostics.comparison import bounds_of
+from numpyro_dgp.diagnostics.ratios import draw
 from numpyro_dgp.functions.function_values import FunctionValues
 from numpyro_dgp.kernels.expectations import psi1, psi2
 from numpyro_dgp.math.peaked_integral import log_expectation
@@ -314,11 +316,42 @@ def few_losses():
     compare("SGHMC", step, start.z, start.velocity, amplified=CONDITION)
 
 
+def diagnostics():
+    """What they compile themselves: densities of draws, bounds, annealed runs, replications and matched moments."""
+    model, X, y = dgp.testing.toy(2)
+    guide = dgp.guides.InducingPoint(model, other=dgp.guides.Normal())
+    svi = SVI(model, guide, optax.adam(0.01), dgp.ELBO())
+    posterior = dgp.Posterior(model, guide, svi.get_params(svi.init(KEY, X, y)))
+    shallow, *_ = dgp.testing.toy()
+    odd = y + 5.0 * (jnp.arange(len(y)) == 4)  # a datum that decides the posterior
+    exact = dgp.Posterior(shallow, dgp.guides.Collapsed(shallow).on(X, odd), {})
+    tree = dgp.diagnostics.to_arviz(exact, KEY, X, odd, num_samples=200)
+    before = dgp.diagnostics.loo(tree)
+    assert (before.pareto_k > before.good_k).any()
+    short = {"num_chains": 2, "num_temperatures": 3, "num_leapfrogs": 2}
+    of = dgp.diagnostics
+    runs = {
+        "draws": lambda: draw(posterior, KEY, 4, 3, (X, y), {}),
+        "bounds": lambda: bounds_of([posterior], KEY, (X[:4], y[:4])),
+        "evidence": lambda: [part for part in of.evidence(posterior, KEY, X, y, **short) if part is not None],
+        "replications": lambda: of.sbc(svi, KEY, X, num_replications=5, num_steps=2).ranks,
+    }
+    if X.dtype == np.float64:  # each step of matching depends on whether k fell in the last
+        runs["matched"] = lambda: np.asarray(of.loo_moment_match(before, tree, exact, KEY, X, odd).elpd_i)
+    for name, run in runs.items():
+        compiled = run()
+        with jax.disable_jit():
+            eager = run()
+        rounded = [jax.tree.map(lambda a: jnp.asarray(a, X.dtype), part) for part in (compiled, eager)]  # of the host
+        require_same(name, *rounded, CONDITION)
+
+
 PARTS = {
     "few": (few_kernels, few_programs, few_densities, few_losses),
     "kernels": (many_kernels,),
     "programs": (many_programs, closed_forms, dependent_programs),
     "random": (random_programs,),
+    "diagnostics": (diagnostics,),
 }
 if __name__ == "__main__":
     for part in sys.argv[1:]:

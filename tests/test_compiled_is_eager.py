@@ -28,7 +28,7 @@ def as_a_user(part, cache):
     return json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
 
 
-LONG = [("kernels", 1000), ("programs", 80), ("random", 40)]
+LONG = [("kernels", 1000), ("programs", 80), ("random", 40), ("diagnostics", 40)]
 
 
 @pytest.mark.slow
