@@ -1,7 +1,7 @@
 """The public names of the package and how they are called, as text. To store it: ``python tests/public_api.py``."""
 
-import importlib
 import enum
+import importlib
 import inspect
 from pathlib import Path
 from types import ModuleType
