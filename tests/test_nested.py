@@ -217,7 +217,7 @@ def test_latents_and_hyperparameters():
     "dtype", [pytest.param(jnp.float32, marks=pytest.mark.slow), pytest.param(jnp.float64, marks=pytest.mark.long)]
 )
 def test_fit_and_predict(dtype):
-    model, x, y = partial(program, 3), X.astype(dtype), Y.astype(dtype)
+    model, x, y = partial(program, 2), X.astype(dtype), Y.astype(dtype)
     guide = G.Nested(model)
     natural = dgp.optim.NaturalGradient(guide, 0.2, optax.adam(0.01))
     result = SVI(model, guide, natural, dgp.ELBO()).run(jax.random.key(0), 50, x, y, progress_bar=False)
