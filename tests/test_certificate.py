@@ -111,6 +111,12 @@ def test_collapsed_is_certified_where_hyperparameters_are_uncertain():
     assert found.table.gap_low["InducingPoint"] > 0.5
 
 
+@pytest.mark.slow
+def test_a_ladder_of_collapsed_begins_with_a_guide_to_anneal_from():
+    found = certify(MODEL, (X, Y), guides={"best": dgp.guides.Collapsed(MODEL)}, gap=1e-9, **FAST)
+    assert list(found.table.index) == ["InducingPoint", "best"]
+
+
 def test_the_ladder_has_the_guides_that_the_program_admits():
     from numpyro_dgp.diagnostics.certificate import _ladder
 

@@ -165,7 +165,8 @@ def certify(
         gap: the largest divergence, in nats.
         guides: the ladder, by name, from cheap to rich. By default, of those that the program admits,
             ``InducingPoint``; ``Collapsed``; ``InducingPoint`` with ``GivenInducing()`` at hidden layers with process
-            noise, with ``GlobalInducing`` for several layers, and with both; each with ``other=Normal()``.
+            noise, with ``GlobalInducing`` for several layers, and with both; each with ``other=Normal()``. A ladder
+            that begins with ``Collapsed`` gets the first of these before it.
         num_steps: of each fit, by Adam with a step size that falls from 0.02 to zero and natural gradients for the
             last layer.
         num_starts: fits of each guide.
@@ -196,6 +197,8 @@ def certify(
         require_count("refits", refits, "50")
     require_key(key)
     ladder = _ladder(model, data) if guides is None else dict(guides)
+    if isinstance(next(iter(ladder.values())), Collapsed):  # which nothing can be annealed from
+        ladder = {"InducingPoint": InducingPoint(model, other=Normal())} | ladder
     sample_key, fit_key, bound_key, anneal_key = jax.random.split(key, 4)
     sampled = fit_integrated(model, sample_key, data, _POINTS, _SWEEPS, _RUNS, False)
     assert sampled.ended is not None
