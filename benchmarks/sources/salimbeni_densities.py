@@ -209,7 +209,9 @@ def draw_trips(densities: dict[str, LogDensity], path: Path) -> None:
             found = [density(jnp.broadcast_to(place, part.shape), part) for part in ends]  # which bounds the memory
             ax.pcolormesh(line, line, np.exp(np.stack(found)), cmap="Greys", vmin=0, vmax=2)
             ax.plot(*place, "C1o", ms=4)
-            ax.set(title=name if row is axes[0] else None, xticks=[-1, 0, 1], yticks=[-1, 0, 1])
+            ax.set(xticks=[-1, 0, 1], yticks=[-1, 0, 1])
+    for ax, name in zip(axes[0], densities, strict=True):
+        ax.set_title(name, fontsize=10)
     figure.savefig(path, dpi=100)
 
 
