@@ -205,7 +205,7 @@ def draw_trips(densities: dict[str, LogDensity], path: Path) -> None:
     ends = jnp.stack(jnp.meshgrid(line, line), -1).reshape(-1, 48, 2)
     figure, axes = plt.subplots(2, len(densities), figsize=(11, 4.6), layout="constrained", sharex=True, sharey=True)
     for row, place in zip(axes, jnp.array([[-0.6, 0.3], [0.2, 0.6]]), strict=True):
-        for ax, (name, density) in zip(row, densities.items(), strict=True):
+        for ax, density in zip(row, densities.values(), strict=True):
             found = [density(jnp.broadcast_to(place, part.shape), part) for part in ends]  # which bounds the memory
             ax.pcolormesh(line, line, np.exp(np.stack(found)), cmap="Greys", vmin=0, vmax=2)
             ax.plot(*place, "C1o", ms=4)
