@@ -387,10 +387,9 @@ def assert_calibrated(
         ranks = joined([some.ranks for some in done])
         verdict = judge(ranks, num_samples, level, tolerance)
         if verdict.alarm is not None:
-            entry = f"{list(verdict.entry)}" * bool(verdict.entry)
             advice = _advice(verdict.quantity, verdict.entry, done, num_samples)
             raise AssertionError(
-                f"expected uniform ranks of true values, got others of {verdict.quantity!r}{entry} after "
+                f"expected uniform ranks of true values, got others of {verdict.where} after "
                 f"{verdict.alarm} replications: its posterior {verdict.deviation} (e-value "
                 f"{np.exp(verdict.log_e):.2g}, limit {1 / level:.3g}){advice}"
             )

@@ -33,7 +33,9 @@ import numpyro_dgp as dgp
 from numpyro_dgp.densities import log_mean_exp
 from numpyro_dgp.optim import NaturalGradient, log_linear, minimize
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "examples"))
+import digits
 import gplvm
 
 positive = dist.constraints.positive
@@ -221,9 +223,8 @@ def draw_trips(densities: dict[str, LogDensity], path: Path) -> None:
 def load(options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     """Images (N, H, W), with numbers from 0 to 1, and labels, in a random order."""
     if options.digits:
-        with np.load(options.digits) as file:
-            images, labels = (np.concatenate([file[name], file[f"{name}_test"]]) for name in "Xy")
-        images = images / (255 if images.max() > 1 else 1)
+        X, y, X_test, y_test = digits.load_file(options.digits)
+        images, labels = np.concatenate([X, X_test]), np.concatenate([y, y_test])
     else:
         from sklearn.datasets import load_digits
 

@@ -381,9 +381,8 @@ def _miscalibration(name: str, svi: SVI, key: Array, data: tuple[Any, ...], refi
     found = judge(joined([batch.ranks for batch in batches]), num_samples, _LEVEL, 2.0)
     if found.alarm is None:
         return None
-    entry = f"{list(found.entry)}" * bool(found.entry)
     return (
-        f"in refits of {name} to data drawn given these, the posterior of {found.quantity!r}{entry} "
+        f"in refits of {name} to data drawn given these, the posterior of {found.where} "
         f"{found.deviation}, by ranks of the truth after {found.alarm} of them"
     )
 

@@ -59,6 +59,11 @@ class Verdict(NamedTuple):
     deviation: str
     log_e: float
 
+    @property
+    def where(self) -> str:
+        """The quantity and the entry, as a message has them."""
+        return f"{self.quantity!r}" + f"{list(self.entry)}" * bool(self.entry)
+
 
 def rank_probabilities(num_samples: int, alternatives: np.ndarray) -> np.ndarray:
     """Probabilities of ranks 0 to S under shifts and widths (K, 2): (K, S + 1)."""
