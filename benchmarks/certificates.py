@@ -5,9 +5,10 @@ Poisson likelihoods and 30 to 150 rows, asks ``dgp.diagnostics.certify`` for a g
 each by a sampler from the prior that is ten times as long as that of the certificate, in eight runs. The divergence of
 a guide is the evidence minus its bound.
 
-A certificate is *wrong* if the guide is further away than it says, by more than two standard errors. A refusal was
-*for nothing* if a guide that was tried is close enough, by more than two standard errors. One line per program is
-appended to FILE.jsonl; programs found there are not repeated.
+A certificate is *wrong* if the guide is further away than was asked for, by more than two standard errors, and one for
+the draws of the sampler if the evidence is above its upper bound. A refusal was *for nothing* if a guide that was tried
+is close enough, by more than two standard errors. One line per program is appended to FILE.jsonl; programs found there
+are not repeated, so that two processes can share the work: ``--first 50`` leaves out the first 50 programs.
 """
 
 from __future__ import annotations
@@ -72,26 +73,31 @@ def judge(index: int, rows: tuple[int, ...], gap: float, options: dict[str, int]
     return {
         "program": index, "layers": layers, "likelihood": likelihood, "rows": num, "guide": found.guide,
         "reasons": found.reasons, "away": away.to_dict(), "error": truth.error, "seconds": seconds,
-        "said": table.gap_high.to_dict(), "evidence": truth.log_evidence,
+        "said": table.gap_high.to_dict(), "evidence": truth.log_evidence, "between": found.between,
+        "khat": table.khat.to_dict(), "draws": found.draws_gap,
+        "outside": bool(truth.log_evidence - 2 * truth.error > found.between[1]),
         "wrong": found.guide is not None and bool(away[found.guide] - error[found.guide] > gap),
         "for_nothing": found.guide is None and near,
     }  # fmt: skip
 
 
-def summary(records: list[dict[str, Any]]) -> str:
+def summary(records: list[dict[str, Any]], gap: float) -> str:
     """How often certificates were given, wrong, and refused for nothing."""
     lines = [
-        "| layers | likelihood | programs | certified | wrong | refused | for nothing | seconds |",
-        "|---|" + "---|" * 7,
+        "| layers | likelihood | programs | guide certified | wrong | refused for nothing | draws instead | wrong | "
+        "neither | seconds |",
+        "|---|" + "---|" * 9,
     ]
     for layers in (1, 2):
         for likelihood in LIKELIHOODS:
             mine = [r for r in records if r["layers"] == layers and r["likelihood"] == likelihood]
             given = [r for r in mine if r["guide"] is not None]
             if mine:
+                draws = [r for r in mine if r["guide"] is None and r["draws"] <= gap]
                 lines.append(
                     f"| {layers} | {likelihood} | {len(mine)} | {len(given)} | {sum(r['wrong'] for r in given)} | "
-                    f"{len(mine) - len(given)} | {sum(r['for_nothing'] for r in mine)} | "
+                    f"{sum(r['for_nothing'] for r in mine)} | {len(draws)} | {sum(r['outside'] for r in draws)} | "
+                    f"{len(mine) - len(given) - len(draws)} | "
                     f"{np.median([r['seconds'] for r in mine]):.0f} |"
                 )
     return "\n".join(lines)
@@ -101,6 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="one line of JSON per program")
     parser.add_argument("--num", type=int, default=100)
+    parser.add_argument("--first", type=int, default=0, help="leave out the programs before this one")
     parser.add_argument("--gap", type=float, default=1.0)
     parser.add_argument("--print", action="store_true", help="only print the table of what is there")
     parser.add_argument("--smoke", action="store_true")
@@ -112,14 +119,14 @@ def main() -> None:
     out = arguments.out
     records = [json.loads(line) for line in out.read_text().splitlines()] if out and out.exists() else []
     done = {r["program"] for r in records}
-    for index in [] if arguments.print else [i for i in range(arguments.num) if i not in done]:
+    for index in [] if arguments.print else [i for i in range(arguments.first, arguments.num) if i not in done]:
         records.append(judge(index, rows, arguments.gap, options, draws))
         print(records[-1], flush=True)
         if out:
             with out.open("a") as file:
                 file.write(json.dumps(records[-1]) + "\n")
         jax.clear_caches()
-    print(summary(records))
+    print(summary(records, arguments.gap))
 
 
 if __name__ == "__main__":

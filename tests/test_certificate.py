@@ -74,6 +74,8 @@ def test_mirror_images_count():
     assert found.reasons[0].startswith(
         "no guide is within 0.25 nats of the posterior; the closest, InducingPoint, is 0."
     )
+    assert found.draws_gap < 0.25  # which have both images
+    assert str(found).endswith(f" are at most {found.draws_gap:.2f} nats from the posterior.")
     values = np.asarray(found.draws.samples["f"])
     assert (values > 0).any()
     assert (values < 0).any()
@@ -187,8 +189,9 @@ def test_an_upper_bound_below_the_lower_one_is_refused():
     bounds = _Bounds(KEY, (X, Y), {}, -9.0, 1)
     bounds.found = Evidence(np.zeros(9), np.ones(2), np.full(9, 3.0))  # lower bound 0, upper bound -3
     posterior = dgp.Posterior(MODEL, samples={"f": jnp.zeros((1, 5))})
-    found = _certificate(("a", posterior), [], {"a": row(-3.0, -2.9)}, bounds, posterior, 1.0)
+    found = _certificate(("a", posterior), [], {"a": row(-3.0, -2.9)}, bounds, posterior, np.zeros(4), 1.0)
     assert found.guide is None
+    assert found.draws_gap == np.inf
     assert "3.0 nats below the lower one" in str(found)
 
 

@@ -24,6 +24,7 @@ from numpyro.infer import SVI
 from scipy.special import softmax
 
 from numpyro_dgp._checks import expect, expect_kind, require_count, require_key
+from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import inspect_program, run_on_shapes
@@ -34,7 +35,7 @@ from numpyro_dgp.diagnostics.evidence import Evidence, evidence
 from numpyro_dgp.diagnostics.local_sites import is_value, local_sites
 from numpyro_dgp.diagnostics.pareto import pareto_shape
 from numpyro_dgp.diagnostics.rank_test import judge
-from numpyro_dgp.diagnostics.ratios import draw, summed_over_data
+from numpyro_dgp.diagnostics.ratios import drawing, summed_over_data
 from numpyro_dgp.diagnostics.replications import joined, replicate
 from numpyro_dgp.functions.site_distribution import declared
 from numpyro_dgp.guides.any_guide import adapted
@@ -58,8 +59,9 @@ _RUNS = 4
 """Of the sampler from the prior."""
 _POINTS, _SWEEPS = 128, 8
 """Points of each of these at a temperature, and sweeps of each chain."""
-_ANNEALED, _LEAPFROGS, _FIRST = 32, 8, 250
-"""Annealed runs in each direction, gradients at each temperature, and temperatures of the first attempt."""
+_ANNEALED, _LEAPFROGS, _FIRST, _MORE = 32, 8, 250, 4
+"""Annealed runs in each direction, gradients at each temperature, temperatures of the first attempt, and how many times
+as many the next one has."""
 _WEIGHTS, _LOCAL = 500, 20
 """Draws for Pareto's k, and of the variables of single data for each of them."""
 _LEVEL = 0.01
@@ -85,8 +87,9 @@ class Certificate:
         evidence: lower and upper bound of the log evidence by annealing.
         between: bounds of the log evidence, with two standard errors on either side; the lower one is the greater of
             those by annealing from the guide and by the sampler.
-        draws: of the posterior by the sampler, as a posterior for predictions: what to use if no guide is certified,
-            and no reason speaks against the sampler.
+        draws: of the posterior by the sampler, as a posterior for predictions.
+        draws_gap: the largest divergence of such a draw from the posterior, in nats; infinite if the sampler is not to
+            be trusted. Where it is small and no guide is certified, predict by the draws.
         num_data: how many observations there are.
         refits: fits to simulated data by which the calibration of the guide was tested.
     """
@@ -99,6 +102,7 @@ class Certificate:
     evidence: Evidence
     between: tuple[float, float]
     draws: Posterior
+    draws_gap: float
     num_data: int
     refits: int = 0
 
@@ -109,7 +113,8 @@ class Certificate:
         low, high = self.between
         known = f"The log evidence of the {self.num_data} observations is between {low:.1f} and {high:.1f} nats"
         if self.guide is None:
-            return f"Not certified: {'; '.join(self.reasons)}. {known}."
+            instead = f" Draws of the sampler, in draws, are at most {self.draws_gap:.2f} nats from the posterior."
+            return f"Not certified: {'; '.join(self.reasons)}. {known}.{instead * (self.draws_gap <= self.gap)}"
         row = self.table.loc[self.guide]
         tried = list(self.table.index[: self.table.index.get_loc(self.guide)])
         cheaper = f" Cheaper guides are further away: {', '.join(tried)}." if tried else ""
@@ -147,10 +152,12 @@ def certify(
        of the sampler, so that the fits can end in different parts; the best of them is kept.
     3. The log evidence is bounded from below by the estimate of the sampler and by annealing from the first guide to
        the posterior, and from above by annealing back from the draws (:func:`evidence`). The number of temperatures
-       doubles while these bounds do not decide whether a guide is close enough, until ``budget`` is spent.
+       grows while these bounds do not decide whether a guide is close enough, until ``budget`` is spent.
     4. The first guide whose divergence is at most ``gap`` by the upper bound, with two standard errors on each side, is
        certified.
-    5. With ``refits``, this guide is also fitted to data that are simulated given yours, by :func:`sbc`, and ranks of
+    5. If no guide is, the draws of the sampler are held against the upper bound in the same way: a draw of a run with
+       the estimate :math:`\hat Z` is at most :math:`\log p(y) - \mathbb E \log \hat Z` from the posterior.
+    6. With ``refits``, this guide is also fitted to data that are simulated given yours, by :func:`sbc`, and ranks of
        the true values are tested sequentially at a level of 0.01, as in ``dgp.testing.assert_calibrated``.
 
     Limits. The program is taken as it is: the certificate says nothing about whether it suits the data. Equivalent
@@ -188,7 +195,8 @@ def certify(
         >>> found.guide, bool(found.table.gap_high["InducingPoint"] < 1)
         ('InducingPoint', True)
 
-    Source: Grosse et al. (2015) for bounds from both sides; Chopin (2002) for the sampler.
+    Source: Grosse et al. (2015) for bounds from both sides; Chopin (2002) for the sampler; Naesseth et al. (2018) for
+    the divergence of its draws.
     """
     _require_arguments(model, data, gap, guides)
     for name, count in {"num_steps": num_steps, "num_starts": num_starts, "budget": budget}.items():
@@ -204,7 +212,6 @@ def certify(
     assert sampled.ended is not None
     draws = _draws(sampled.ended, sample_key)
     bounds = _Bounds(anneal_key, data, draws, sampled.log_evidence - _ERRORS * sampled.error, budget)
-    reasons = [] if (doubt := _doubt(sampled.ended.log_evidence)) is None else [doubt]
     rows: dict[str, dict[str, Any]] = {}
     chosen: tuple[str, Posterior] | None = None
     for i, (name, guide) in enumerate(ladder.items()):
@@ -227,10 +234,12 @@ def certify(
         if high <= gap:
             chosen = name, posterior
             break
+    reasons = []
     if chosen is not None and refits:
         uneven = _miscalibration(chosen[0], svi, fit_key, data, refits, num_steps)
         reasons += [uneven] if uneven else []
-    return _certificate(chosen, reasons, rows, bounds, sampled.posterior, gap, refits)
+    runs = sampled.ended.log_evidence
+    return _certificate(chosen, reasons, rows, bounds, sampled.posterior, runs, gap, refits)
 
 
 def _certificate(
@@ -239,6 +248,7 @@ def _certificate(
     rows: dict[str, dict[str, Any]],
     bounds: _Bounds,
     draws: Posterior,
+    runs: np.ndarray,
     gap: float,
     refits: int = 0,
 ) -> Certificate:
@@ -247,16 +257,23 @@ def _certificate(
     table = pandas.DataFrame.from_dict(rows, orient="index")
     assert bounds.found is not None
     low, high = bounds.interval
+    doubts = [] if (doubt := _doubt(runs)) is None else [doubt]
     if high < low:
-        reasons = [*reasons, f"the upper bound of the log evidence is {low - high:.1f} nats below the lower one: the "
-                   "sampler has not found all of the posterior"]  # fmt: skip
+        doubts.append(
+            f"the upper bound of the log evidence is {low - high:.1f} nats below the lower one: the sampler has not "
+            "found all of the posterior"
+        )
+    draws_gap = math.inf
+    if not doubts and np.isfinite(runs).all():  # U - E log Z
+        draws_gap = high - float(runs.mean() - _ERRORS * runs.std(ddof=1) / len(runs) ** 0.5)
+    reasons = doubts + reasons
     if chosen is None:
         reasons = [*reasons, *_of_ladder(table, low, high, gap, bounds.spent)]
+    guide, posterior = (None, None) if reasons or chosen is None else chosen
     num_data = int(np.size(bounds.data[-1]))
-    if reasons:
-        return Certificate(None, None, gap, tuple(reasons), table, bounds.found, (low, high), draws, num_data)
-    assert chosen is not None
-    return Certificate(*chosen, gap, (), table, bounds.found, (low, high), draws, num_data, refits)
+    return Certificate(
+        guide, posterior, gap, tuple(reasons), table, bounds.found, (low, high), draws, draws_gap, num_data, refits
+    )
 
 
 def _of_ladder(table: DataFrame, low: float, high: float, gap: float, spent: int) -> list[str]:
@@ -311,8 +328,8 @@ class _Bounds:
 
         if self.found is None:
             self._anneal()
-        while verdict(*between(), gap) == "undecided" and self.spent + 2 * self._cost <= self.budget:
-            self.temperatures *= 2
+        while verdict(*between(), gap) == "undecided" and self.spent + _MORE * self._cost <= self.budget:
+            self.temperatures *= _MORE
             self._anneal()
         return between()
 
@@ -368,9 +385,16 @@ def _draws(ended: Ended, key: Array) -> dict[str, Array]:
 
 def _khat(posterior: Posterior, key: Array, data: tuple[Any, ...]) -> float:
     """Pareto's k of the weights of a fit, as :func:`khat` has it."""
-    known, found = local_sites(posterior, data, {}), draw(posterior, key, _WEIGHTS, _LOCAL, data, {})
-    log_weights = summed_over_data(known, found.joint) + found.log_p - found.log_q
-    return float(pareto_shape(np.asarray(log_weights)))  # in their own precision, by which equal ones are known
+    known = local_sites(posterior, data, {})
+    drawn = drawing(posterior, known, _WEIGHTS, _LOCAL, data, {})
+
+    @Compiled  # only what the weights need: normalised densities and replicated data take far longer
+    def log_weights(keys: Array) -> Array:
+        found = drawn(keys, {})
+        return summed_over_data(known, found.joint) + found.log_p - found.log_q
+
+    weights = np.asarray(log_weights(jax.random.split(key, _WEIGHTS)))
+    return float(pareto_shape(weights))  # in their own precision, by which equal ones are known
 
 
 def _miscalibration(name: str, svi: SVI, key: Array, data: tuple[Any, ...], refits: int, num_steps: int) -> str | None:

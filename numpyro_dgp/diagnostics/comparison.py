@@ -17,6 +17,7 @@ from numpyro.infer import MCMC, SVI
 from numpyro.infer.svi import SVIRunResult
 
 from numpyro_dgp._checks import expect, expect_kind, expected, require_count, require_key
+from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.analysis.program import run_on_shapes
@@ -263,7 +264,7 @@ def bounds_of(posteriors: Sequence[Posterior], key: Array, data: tuple[Any, ...]
     """The bounds of fits of one guide and their standard errors, by one compiled program."""
     (model, guide), (arrays, rebuild) = (posteriors[0].model, posteriors[0].guide), split_arguments(data, {})
 
-    @jax.jit
+    @Compiled
     def run(params: dict[str, Any], keys: Array, arrays: list[Array]) -> Array:
         args, kwargs = rebuild(arrays)
         return mapped(

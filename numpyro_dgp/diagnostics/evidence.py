@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from numpyro import handlers
 
 from numpyro_dgp._checks import expect, expect_kind, expected, require_count, require_key
+from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array, ArrayLike
 from numpyro_dgp.analysis.checks import LOG_DENSITIES, require
@@ -209,8 +210,8 @@ def evidence(
     flat, unravel = ravel_pytree({name: jnp.zeros(site.shape, site.dtype) for name, site in white.items()})
     draws = None if samples is None else _draws(samples, white, shapes, num_chains)
 
-    @jax.jit
-    def run(arrays: list[Array], starts: Array, path: Path, key: Array, adapt: bool) -> Runs:
+    @Compiled
+    def run(arrays: list[Array], starts: Array, path: Path, key: Array, adapt: Array) -> Runs:
         again, options = rebuild(arrays)
 
         def log_ratio(position: Array) -> Array:
@@ -219,14 +220,15 @@ def evidence(
                 program(*again, **options)
             return sites[LOG_RATIO]["fn"].log_factor
 
-        return anneal(jax.vmap(jax.value_and_grad(log_ratio)), path, starts, key, num_leapfrogs, jnp.asarray(adapt))
+        return anneal(jax.vmap(jax.value_and_grad(log_ratio)), path, starts, key, num_leapfrogs, adapt)
 
     def from_guide(key: Array, path: Path, adapt: bool) -> Runs:
         start_key, key = jax.random.split(key)
         # e ~ N(0, I), a draw of the guide
-        return run(arrays, jax.random.normal(start_key, (num_chains, flat.size), flat.dtype), path, key, adapt)
+        starts = jax.random.normal(start_key, (num_chains, flat.size), flat.dtype)
+        return run(arrays, starts, path, key, jnp.asarray(adapt))
 
-    @jax.jit
+    @Compiled
     def positions(arrays: list[Array], draws: dict[str, Array]) -> Array:
         again, options = rebuild(arrays)
         return jax.lax.map(lambda one: ravel_pytree(program.position_of(one, again, options))[0], draws)
@@ -244,7 +246,7 @@ def evidence(
     )
     if draws is None:
         return Evidence(log_weights, acceptance)
-    reverse = run(arrays, positions(arrays, draws), path.reversed(), down_key, False)  # beta from 1 to 0
+    reverse = run(arrays, positions(arrays, draws), path.reversed(), down_key, jnp.asarray(False))  # beta from 1 to 0
     expect(
         np.isfinite(reverse.log_weights).all(),
         "samples at which the density of this program is finite",

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from numpyro import handlers
 
+from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.sites import Message, Trace, log_marginal, scaled_log_prob, total_log_prob, unwrap
 from numpyro_dgp.densities import log_mean_exp
@@ -121,7 +122,7 @@ def _mapping(function: Any, num_samples: int, args: Any, kwargs: Any, copies: in
     arrays, rebuild = split_arguments(args, kwargs)
     block = block_of(arrays)
 
-    @jax.jit
+    @Compiled
     def run(keys: Array, samples: dict[str, Array], arrays: list[Array]) -> Any:
         again, options = rebuild(arrays)
         return mapped(
