@@ -121,7 +121,8 @@ class Compiled:
 
     def __call__(self, *args: Any) -> Any:
         # Inside another compiled function, or a derivative, which has rules to go by. The function may hold tracers.
-        if not is_concrete(args) or inside_transformation():
+        # ``jax.disable_jit()`` is heard by what is not traced.
+        if not is_concrete(args) or inside_transformation() or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
             with one_thread:
                 return self._jitted(*args)
         return self.at(*args)(*args)

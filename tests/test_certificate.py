@@ -141,7 +141,13 @@ def test_the_ladder_has_the_guides_that_the_program_admits():
         with numpyro.plate("data", len(X)):
             numpyro.sample("y", dgp.Likelihood(f(X), lambda v: dist.StudentT(4.0, v, 0.1)), obs=y)
 
+    def uncertain(X, y=None):
+        f = dgp.gp("f", dgp.kernels.RBF(1.0, numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.3))), dgp.Points(X))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dgp.Likelihood(f(X), dist.BernoulliLogits), obs=y)
+
     assert list(_ladder(not_normal, (X, Y))) == ["InducingPoint"]
+    assert list(_ladder(uncertain, (X, Y > 0))) == ["InducingPoint", "GlobalInducing"]
     assert list(_ladder(MODEL, (X, Y))) == ["InducingPoint", "Collapsed"]
     assert list(_ladder(deep, (X, Y))) == ["InducingPoint", "GlobalInducing"]
     assert list(_ladder(upside_down, (X, Y))) == ["InducingPoint"]

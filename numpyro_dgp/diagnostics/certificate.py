@@ -24,7 +24,6 @@ from numpyro.infer import SVI
 from scipy.special import softmax
 
 from numpyro_dgp._checks import expect, expect_kind, require_count, require_key
-from numpyro_dgp._compiled import Compiled
 from numpyro_dgp._repr import brief
 from numpyro_dgp._typing import Array
 from numpyro_dgp.analysis.program import inspect_program, run_on_shapes
@@ -32,7 +31,7 @@ from numpyro_dgp.analysis.sites import site_kind, unwrap
 from numpyro_dgp.depth.integrated_fit import Density, Ended, fit_integrated
 from numpyro_dgp.diagnostics.comparison import bounds_of, has_converged, learned_sites, verdict
 from numpyro_dgp.diagnostics.evidence import Evidence, evidence
-from numpyro_dgp.diagnostics.local_sites import is_value, local_sites
+from numpyro_dgp.diagnostics.local_sites import is_value, local_sites, site_kinds
 from numpyro_dgp.diagnostics.pareto import pareto_shape
 from numpyro_dgp.diagnostics.rank_test import judge
 from numpyro_dgp.diagnostics.ratios import drawing, summed_over_data
@@ -172,8 +171,8 @@ def certify(
         gap: the largest divergence, in nats.
         guides: the ladder, by name, from cheap to rich. By default, of those that the program admits,
             ``InducingPoint``; ``Collapsed``; ``InducingPoint`` with ``GivenInducing()`` at hidden layers with process
-            noise, with ``GlobalInducing`` for several layers, and with both; each with ``other=Normal()``. A ladder
-            that begins with ``Collapsed`` gets the first of these before it.
+            noise, with ``GlobalInducing`` for several layers or uncertain hyperparameters, and with both; each with
+            ``other=Normal()``. A ladder that begins with ``Collapsed`` gets the first of these before it.
         num_steps: of each fit, by Adam with a step size that falls from 0.02 to zero and natural gradients for the
             last layer.
         num_starts: fits of each guide.
@@ -386,14 +385,9 @@ def _draws(ended: Ended, key: Array) -> dict[str, Array]:
 def _khat(posterior: Posterior, key: Array, data: tuple[Any, ...]) -> float:
     """Pareto's k of the weights of a fit, as :func:`khat` has it."""
     known = local_sites(posterior, data, {})
-    drawn = drawing(posterior, known, _WEIGHTS, _LOCAL, data, {})
-
-    @Compiled  # only what the weights need: normalised densities and replicated data take far longer
-    def log_weights(keys: Array) -> Array:
-        found = drawn(keys, {})
-        return summed_over_data(known, found.joint) + found.log_p - found.log_q
-
-    weights = np.asarray(log_weights(jax.random.split(key, _WEIGHTS)))
+    run = drawing(posterior, known, _WEIGHTS, _LOCAL, data, {}, kept=lambda of: (of.log_p - of.log_q, of.joint))
+    ratio, joint = run(jax.random.split(key, _WEIGHTS), {})
+    weights = np.asarray(ratio + summed_over_data(known, joint))
     return float(pareto_shape(weights))  # in their own precision, by which equal ones are known
 
 
@@ -468,7 +462,8 @@ def _ladder(model: Callable[..., Any], data: tuple[Any, ...]) -> dict[str, Any]:
         found["Collapsed"] = collapsed
     if noisy:
         found["GivenInducing"] = InducingPoint(model, other=Normal(), sites=given)
-    if facts.inner:
+    uncertain = "hyperparameter" in site_kinds(sites).values()
+    if facts.inner or uncertain:  # q(v) moves with the layers below, and with the hyperparameters
         rows = len(np.unique(np.asarray(data[0]), axis=0))
         spread = GlobalInducing(max(1, min(rows, 20)))
         several = InducingPoint(model, other=Normal(), inducing=spread)

@@ -13,7 +13,6 @@ inducing values too: the density is the one that NUTS samples.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -89,11 +88,15 @@ def drawing(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     summary: Callable[[Array], Array] = log_mean_exp,
-) -> Callable[[Array, dict[str, Array]], Draws]:
-    """:func:`draw` as a compiled function of keys (S,) and of samples, (S, ...) by site, empty with a guide."""
+    kept: Callable[[Draws], Any] = lambda draws: draws,
+) -> Callable[[Array, dict[str, Array]], Any]:
+    """:func:`draw` as a compiled function of keys (S,) and of samples, (S, ...) by site, empty with a guide.
+
+    ``kept`` says what is wanted of every draw; the rest is not computed.
+    """
     copies = local_samples if known.local else 1
-    one = partial(_draw, _Weighing(posterior, known, copies, summary))
-    return _mapping(one, num_samples, args, kwargs, copies)
+    weighing = _Weighing(posterior, known, copies, summary)
+    return _mapping(lambda *each: kept(_draw(weighing, *each)), num_samples, args, kwargs, copies)
 
 
 def prior(
