@@ -54,8 +54,9 @@ class GlobalInducing(Rule):
     :math:`t^\ell` (G, P) and the triangular roots :math:`\Gamma^\ell` (P, G, G) of their precisions; for a scalar
     function (G,) and (G, G). A latent per datum has a fitted pseudo-value for every pseudo-input.
 
-    The draw of a lower layer thus moves the inputs at which the layer above is tied down. Under ``dgp.ELBO`` inducing
-    values that others depend on are drawn, once for all data, and the rest is integrated out; every divergence
+    The draw of a lower layer thus moves the inputs at which the layer above is tied down. Features, and with them q(v),
+    move with uncertain hyperparameters too, in a single layer as well. Under ``dgp.ELBO`` inducing values that others
+    depend on are drawn, once for all data, and the rest is integrated out; every divergence
     :math:`\mathrm{KL}[q(v^\ell \mid v^{<\ell}) \,\|\, N(0, I)]` is in closed form given the draws. The draws make
     gradients noisier than those of ``InducingPoint``: take several, ``ELBO(num_particles=...)``.
 
