@@ -8,7 +8,7 @@ a guide is the evidence minus its bound.
 A certificate is *wrong* if the guide is further away than was asked for, by more than two standard errors, and one for
 the draws of the sampler if the evidence is above its upper bound. A refusal was *for nothing* if a guide that was tried
 is close enough, by more than two standard errors. One line per program is appended to FILE.jsonl; programs found there
-are not repeated, so that two processes can share the work: ``--first 50`` leaves out the first 50 programs.
+are not repeated. Two processes can share the work and the file, one with ``--num 50`` and one with ``--first 50``.
 """
 
 from __future__ import annotations

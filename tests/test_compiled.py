@@ -56,6 +56,16 @@ def test_a_program_for_many_calls():
         np.testing.assert_array_equal(found["scaled"], 3 * a)
 
 
+def test_nothing_is_compiled_where_jit_is_disabled():
+    seen = []
+    function = Compiled(lambda x: seen.append(isinstance(x, jax.core.Tracer)) or 2 * x)
+    with jax.disable_jit():
+        function(jnp.ones(3))
+    assert seen == [False]
+    function(jnp.ones(3))
+    assert seen == [False, True]
+
+
 @pytest.mark.slow
 def test_arrays_on_a_mesh():
     """Functions with as many operations of every kind are compared although no device stands in the mesh of a trace."""

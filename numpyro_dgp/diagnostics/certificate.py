@@ -154,8 +154,8 @@ def certify(
        grows while these bounds do not decide whether a guide is close enough, until ``budget`` is spent.
     4. The first guide whose divergence is at most ``gap`` by the upper bound, with two standard errors on each side, is
        certified.
-    5. If no guide is, the draws of the sampler are held against the upper bound in the same way: a draw of a run with
-       the estimate :math:`\hat Z` is at most :math:`\log p(y) - \mathbb E \log \hat Z` from the posterior.
+    5. Draws of the sampler are held against the upper bound too, for programs to which no guide is close: a draw of a
+       run with the estimate :math:`\hat Z` is at most :math:`\log p(y) - \mathbb E \log \hat Z` from the posterior.
     6. With ``refits``, this guide is also fitted to data that are simulated given yours, by :func:`sbc`, and ranks of
        the true values are tested sequentially at a level of 0.01, as in ``dgp.testing.assert_calibrated``.
 
