@@ -198,7 +198,12 @@ def test_an_upper_bound_below_the_lower_one_is_refused():
     found = _certificate(("a", posterior), [], {"a": row(-3.0, -2.9)}, bounds, posterior, np.zeros(4), 1.0)
     assert found.guide is None
     assert found.draws_gap == np.inf
-    assert "3.0 nats below the lower one" in str(found)
+    assert "3.00 nats below the lower one" in str(found)
+    bounds.lower = -2.95  # by chance: less than any decision needs
+    bounds.found = Evidence(np.full(9, -3.0), np.ones(2), np.full(9, 3.0))
+    found = _certificate(("a", posterior), [], {"a": row(0.0, 0.1)}, bounds, posterior, np.full(4, -3.0), 1.0)
+    assert found.guide == "a"
+    assert found.between == (-2.95, -2.95)
 
 
 @pytest.mark.parametrize(

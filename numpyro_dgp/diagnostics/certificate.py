@@ -65,6 +65,8 @@ _WEIGHTS, _LOCAL = 500, 20
 """Draws for Pareto's k, and of the variables of single data for each of them."""
 _LEVEL = 0.01
 """The probability that calibrated refits are taken for others."""
+_CROSSED = 0.1
+"""The share of the gap by which the upper bound may be below the lower one: no decision depends on less."""
 _ERRORS = 2.0
 """Standard errors that are added to an estimate on the side that is less favourable to the guide."""
 
@@ -257,10 +259,10 @@ def _certificate(
     assert bounds.found is not None
     low, high = bounds.interval
     doubts = [] if (doubt := _doubt(runs)) is None else [doubt]
-    if high < low:
+    if bounds.crossed > _CROSSED * gap:
         doubts.append(
-            f"the upper bound of the log evidence is {low - high:.1f} nats below the lower one: the sampler has not "
-            "found all of the posterior"
+            f"the upper bound of the log evidence is {bounds.crossed:.2f} nats below the lower one: the sampler has "
+            "not found all of the posterior"
         )
     draws_gap = math.inf
     if not doubts and np.isfinite(runs).all():  # U - E log Z
@@ -338,7 +340,14 @@ class _Bounds:
         found = self.found
         assert found is not None
         low = max(self.lower, found.lower - _ERRORS * found.lower_se)
-        return low, found.upper + _ERRORS * found.upper_se
+        return low, max(low, found.upper + _ERRORS * found.upper_se)
+
+    @property
+    def crossed(self) -> float:
+        """How far the upper bound is below the lower one, by chance or because draws miss a part of the posterior."""
+        found = self.found
+        assert found is not None
+        return self.interval[0] - found.upper - _ERRORS * found.upper_se
 
     @property
     def _cost(self) -> int:
