@@ -103,6 +103,30 @@ def summary(records: list[dict[str, Any]], gap: float) -> str:
     return "\n".join(lines)
 
 
+def ranges(records: list[dict[str, Any]]) -> str:
+    """How far guides are away, how far certificates are off, and what Pareto's k says of it."""
+    errors = [r["error"] for r in records]
+    lines = [f"standard error of the evidence: {min(errors):.3f} to {max(errors):.2f}, median {np.median(errors):.2f}"]
+    given = [(r["away"][r["guide"]], r["said"][r["guide"]]) for r in records if r["guide"] is not None]
+    if given:
+        away, said = np.transpose(given)
+        lines.append(f"certified guides are up to {away.max():.2f} nats away, {(away - said).max():.2f} more than said")
+    found: dict[tuple[int, str, str], list[float]] = {}
+    for r in records:
+        for guide, nats in r["away"].items():
+            found.setdefault((r["layers"], r["likelihood"], guide), []).append(nats)
+    for (layers, likelihood, guide), nats in sorted(found.items()):
+        lines.append(f"{layers} {likelihood}, {guide}: {min(nats):.1f} to {max(nats):.1f} nats in {len(nats)} programs")
+    k, nats = np.transpose([(r["khat"][guide], nats) for r in records for guide, nats in r["away"].items()])
+    for low, high in ((-np.inf, 0.5), (0.5, 0.7), (0.7, 1.0), (1.0, np.inf)):
+        mine = nats[(low <= k) & (k < high)]
+        if mine.size:
+            lines.append(
+                f"k {low} to {high}: {100 * (mine <= 1).mean():.0f} % within a nat, median {np.median(mine):.1f}"
+            )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="one line of JSON per program")
@@ -126,7 +150,7 @@ def main() -> None:
             with out.open("a") as file:
                 file.write(json.dumps(records[-1]) + "\n")
         jax.clear_caches()
-    print(summary(records, arguments.gap))
+    print(summary(records, arguments.gap), ranges(records), sep="\n\n")
 
 
 if __name__ == "__main__":

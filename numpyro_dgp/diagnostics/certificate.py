@@ -335,19 +335,23 @@ class _Bounds:
         return between()
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """Of the log evidence, with standard errors on either side."""
+    def _ends(self) -> tuple[float, float]:
+        """Bounds of the log evidence, with standard errors on either side."""
         found = self.found
         assert found is not None
-        low = max(self.lower, found.lower - _ERRORS * found.lower_se)
-        return low, max(low, found.upper + _ERRORS * found.upper_se)
+        return max(self.lower, found.lower - _ERRORS * found.lower_se), found.upper + _ERRORS * found.upper_se
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Between which numbers the log evidence is."""
+        low, high = self._ends
+        return low, max(low, high)
 
     @property
     def crossed(self) -> float:
         """How far the upper bound is below the lower one, by chance or because draws miss a part of the posterior."""
-        found = self.found
-        assert found is not None
-        return self.interval[0] - found.upper - _ERRORS * found.upper_se
+        low, high = self._ends
+        return low - high
 
     @property
     def _cost(self) -> int:
